@@ -1,0 +1,124 @@
+"""What a subserver needs from an engine it steps itself.
+
+An engine owns model weights and a paged KV cache. It knows sequences by handle and token counts; which request a
+sequence belongs to, what gets sampled and who writes next is decided above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Facts about a loaded engine that the scheduler and the orchestrator rely on.
+
+    Attributes:
+        name: engine type, for example ``torch``.
+        vocab_size: width V of a logits row.
+        hidden_size: width H of a hidden state row; 0 if the engine gives none.
+        max_context: longest sequence in tokens, prompt included.
+        block_tokens: tokens per KV block.
+        kv_blocks: number of KV blocks in the pool.
+        max_batch: most sequences in one step.
+        max_num_tokens: most new tokens in one step over all sequences (caps prefill).
+        emulated: true if the tokens do not come from a real model; shown in every output.
+    """
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    max_context: int
+    block_tokens: int
+    kv_blocks: int
+    max_batch: int
+    max_num_tokens: int
+    emulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRow:
+    """One sequence's share of a step.
+
+    Attributes:
+        handle: what `Engine.open` returned.
+        tokens: new token ids, at least one; they extend the sequence from its current KV length.
+        emit: whether the last position's logits are wanted; false for all but the last chunk of a prefill.
+    """
+
+    handle: Any
+    tokens: Sequence[int]
+    emit: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Rows for which `EngineRow.emit` was set, in the order of the batch.
+
+    Attributes:
+        logits: [E, V] float32, raw next-token logits of each emitting row's last position. Valid until the next step.
+        hidden: [E, H] float32, the vector fed to the LM head (after the final norm), or None.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None
+
+
+class Engine(Protocol):
+    """A stepped engine. Not thread-safe: one decoding loop owns it."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine; constant after construction."""
+        ...
+
+    @property
+    def blocks_leased(self) -> int:
+        """KV blocks leased to open sequences (reserved for their worst case)."""
+        ...
+
+    @property
+    def blocks_used(self) -> int:
+        """KV blocks that hold at least one token."""
+        ...
+
+    def open(self, *, kv_tokens: int, prompt_tokens: int) -> Any:
+        """Leases KV for a sequence and returns its handle.
+
+        Args:
+            kv_tokens: the most tokens this sequence can ever hold (prompt + max_tokens).
+            prompt_tokens: length of the prompt; only the emulated engine uses it, to find response positions.
+
+        Raises:
+            EngineFailed: the pool has not enough free blocks, or kv_tokens exceeds max_context.
+        """
+        ...
+
+    def step(self, rows: Sequence[EngineRow]) -> StepResult:
+        """Runs one forward pass over extends and decodes mixed in one batch and keeps their KV.
+
+        At most `info.max_batch` rows and `info.max_num_tokens` new tokens. A handle occurs at most once.
+        """
+        ...
+
+    def truncate(self, handle: Any, length: int) -> None:
+        """Forgets the KV of all tokens from position `length` on; the lease stays. No-op if shorter already."""
+        ...
+
+    def close(self, handle: Any) -> None:
+        """Gives the lease back. Closing twice is harmless."""
+        ...
+
+    def shutdown(self) -> None:
+        """Frees everything; the engine is not used afterwards."""
+        ...
+
+
+def blocks_needed(tokens: int, block_tokens: int) -> int:
+    """KV blocks that hold `tokens` tokens."""
+    return -(-tokens // block_tokens)
