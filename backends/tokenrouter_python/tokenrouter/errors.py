@@ -1,16 +1,16 @@
 """One error family: a stable slug for metrics, one Triton code, and a message that names the remedy.
 
-    RouterError
-      ConfigError            a file of the deployment is wrong; the model does not load
-      InvalidRequest         the client sent something that can never be served
-        PromptTooLong        prompt and max_tokens exceed the context or the KV pool of a model
-      Overloaded             the queue is full
-      DeadlineExceeded       the request waited longer than its queue policy or its own timeout allows
-      ModelUnavailable       a subserver is not connected, or went away and did not come back in time
-      PolicyFailed           the routing policy raised, or routed to nowhere
-      EngineFailed           a forward pass raised
-      RequestCancelled       the client went away
-      ProtocolError          a peer on the token channel broke the protocol
+RouterError
+ConfigError            a file of the deployment is wrong; the model does not load
+InvalidRequest         the client sent something that can never be served
+PromptTooLong        prompt and max_tokens exceed the context or the KV pool of a model
+Overloaded             the queue is full
+DeadlineExceeded       the request waited longer than its queue policy or its own timeout allows
+ModelUnavailable       a subserver is not connected, or went away and did not come back in time
+PolicyFailed           the routing policy raised, or routed to nowhere
+EngineFailed           a forward pass raised
+RequestCancelled       the client went away
+ProtocolError          a peer on the token channel broke the protocol
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""Routing policies, found by name from configuration, or by ``package.module:Class``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+import msgspec
+
+from tokenrouter.errors import InvalidRequest, RouterError
+from tokenrouter.messages import PolicySpec
+from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams
+
+__all__ = ["BUILTIN", "Policy", "PolicyContext", "load_policy", "policy_class"]
+
+BUILTIN: Mapping[str, str] = MappingProxyType(
+    {
+        "random": "tokenrouter.policies.random:Random",
+        "rstitch": "tokenrouter.policies.rstitch:RStitch",
+        "scripted": "tokenrouter.policies.scripted:Scripted",
+        "single": "tokenrouter.policies.single:Single",
+    }
+)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a registered name or ``package.module:Class``.
+
+    Raises:
+        InvalidRequest: unknown name, module or class, or the class is no `Policy`.
+    """
+    path = BUILTIN.get(name, name)
+    module_name, colon, class_name = path.partition(":")
+    if not colon:
+        raise InvalidRequest(f"policy is {name!r}; known: {', '.join(BUILTIN)}, or your own as package.module:Class")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise InvalidRequest(f"policy {name!r} cannot be imported: {exc}") from exc
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise InvalidRequest(f"policy {name!r} is not a subclass of tokenrouter.policies.Policy")
+    return found
+
+
+def parse_params(cls: type[Policy], params: str) -> PolicyParams:
+    """JSON text as the policy's `Params`.
+
+    Raises:
+        InvalidRequest: no JSON, no object, unknown key or wrong type; the message names the key and the known ones.
+    """
+    try:
+        return msgspec.json.decode(params or "{}", type=cls.Params)
+    except msgspec.ValidationError as exc:
+        known = ", ".join(field.name for field in msgspec.structs.fields(cls.Params)) or "none"
+        raise InvalidRequest(f"policy_params of {cls.name!r}: {exc}; known parameters: {known}") from exc
+    except msgspec.DecodeError as exc:
+        raise InvalidRequest(f"policy_params is not valid JSON: {exc}; send an object such as {{}}") from exc
+
+
+@lru_cache(maxsize=256)
+def load_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
+    """The policy instance for a specification; equal specifications share one.
+
+    Raises:
+        InvalidRequest: see `policy_class` and `parse_params`.
+    """
+    cls = policy_class(spec.name)
+    params = parse_params(cls, spec.params)
+    try:
+        return cls(params, context)
+    except RouterError:
+        raise
+    except Exception as exc:
+        raise InvalidRequest(f"policy {spec.name!r} cannot be built: {type(exc).__name__}: {exc}") from exc

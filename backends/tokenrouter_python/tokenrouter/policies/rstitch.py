@@ -1,0 +1,56 @@
+"""R-Stitch (arXiv 2507.17307): the model that is unsure hands over, the large one hands back when it is sure.
+
+H = -sum p ln p / ln V over the raw next-token distribution of the active model (temperature 1, V = width of the
+logits), one threshold for both models. Small model: H > threshold leaves and discards its token. Large model: the token is
+always kept; it returns when H <= threshold. (Sending without the large model's token, as a literal mirror of the small
+side would, makes both models decode the same position for ever.) `measure: max_prob` is the first arXiv version's
+confidence: small leaves when max p < threshold, large returns when max p >= threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from tokenrouter.errors import InvalidRequest
+from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RStitch(Policy):
+    """Symmetric entropy threshold."""
+
+    name = "rstitch"
+    two_models = True
+
+    class Params(PolicyParams):
+        """Knobs of `RStitch`.
+
+        `threshold` lies in [0, 1]; the authors use 0.001 to 0.03. `measure`: normalised ``entropy`` or ``max_prob``.
+        """
+
+        threshold: float = 0.03
+        measure: Literal["entropy", "max_prob"] = "entropy"
+
+    def check(self) -> None:
+        """Refuses thresholds outside [0, 1]; NaN is outside."""
+        if not 0.0 <= self.params.threshold <= 1.0:
+            raise InvalidRequest(f"policy_params.threshold is {self.params.threshold}; it lies in [0, 1]")
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        """[B] bool: unsure leaves small, sure leaves large."""
+        log_p = batch.logits.log_softmax(-1)
+        if self.params.measure == "max_prob":
+            unsure: Tensor = log_p.amax(-1).exp() < self.params.threshold
+        else:
+            p = log_p.exp()
+            # p ln p counts as 0 at p = 0, where the product is NaN.
+            entropy = -(p * log_p).nan_to_num(0.0).sum(-1) / math.log(log_p.shape[-1])
+            unsure = entropy > self.params.threshold
+        return unsure if batch.model == self.models[0] else ~unsure
+
+    def send(self, row: Row, target: str) -> Handoff:
+        """Exclusive from the small model, inclusive from the large one."""
+        return Handoff(keep_token=row.model != self.models[0])
