@@ -41,11 +41,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, Union
 
 import msgspec
-import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.errors import ConfigError, InvalidRequest
@@ -140,15 +138,15 @@ class RouteBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
-    def seeds(self) -> npt.NDArray[np.uint64]:
-        """[B] uint64."""
-        return np.fromiter((row.seed for row in self.rows), np.uint64, len(self.rows))
+    @property
+    def seeds(self) -> list[int]:
+        """[B] 64-bit seeds."""
+        return [row.seed for row in self.rows]
 
-    @cached_property
-    def positions(self) -> npt.NDArray[np.int64]:
-        """[B] int64, index of the sampled token in the response."""
-        return np.fromiter((row.position for row in self.rows), np.int64, len(self.rows))
+    @property
+    def positions(self) -> list[int]:
+        """[B] index of the sampled token in the response."""
+        return [row.position for row in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
