@@ -1,8 +1,8 @@
 """Counter-based random numbers: one value per (seed, position, stream), whatever the batch.
 
-A request's draws depend on nothing but its seed and the position in its response, so neither batching nor a hand-off nor
-a restart of a subserver changes them. BLAKE2b is the counter-based generator: about 1 microsecond a draw, less than
-building one of numpy's bit generators for a single number.
+A request's draws depend on nothing but its seed and the position in its response, so neither batching nor a hand-off
+nor a restart of a subserver changes them. BLAKE2b is the counter-based generator: about 1 microsecond a draw, less
+than building one of numpy's bit generators for a single number.
 """
 
 from __future__ import annotations

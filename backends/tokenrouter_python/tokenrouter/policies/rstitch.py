@@ -1,10 +1,10 @@
 """R-Stitch (arXiv 2507.17307): the model that is unsure hands over, the large one hands back when it is sure.
 
 H = -sum p ln p / ln V over the raw next-token distribution of the active model (temperature 1, V = width of the
-logits), one threshold for both models. Small model: H > threshold leaves and discards its token. Large model: the token
-is always kept; it returns when H <= threshold. (Sending without the large model's token, as a literal mirror of the small
-side would, makes both models decode the same position for ever.) `measure: max_prob` is the first arXiv version's
-confidence: small leaves when max p < threshold, large returns when max p >= threshold.
+logits), one threshold for both models. Small model: H > threshold leaves and discards its token. Large model: the
+token is always kept; it returns when H <= threshold. (Sending without the large model's token, as a literal mirror of
+the small side would, makes both models decode the same position for ever.) `measure: max_prob` is the first arXiv
+version's confidence: small leaves when max p < threshold, large returns when max p >= threshold.
 """
 
 from __future__ import annotations

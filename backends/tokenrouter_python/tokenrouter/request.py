@@ -1,0 +1,204 @@
+"""From what a client sent to a request that can be served: validation, defaults, tokenisation."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from tokenrouter.errors import InvalidRequest
+from tokenrouter.messages import PolicySpec, Sampling
+
+MAX_SEED = 2**64 - 1
+MAX_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFields:
+    """The fields of one request as the client named them; None means not given. See the README for their meaning."""
+
+    text_input: str | None = None
+    input_ids: Sequence[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    bad_words: Sequence[str] = ()
+    stop_words: Sequence[str] = ()
+    end_id: int | None = None
+    seed: int | None = None
+    return_log_probs: bool = False
+    stream: bool = False
+    policy: str | None = None
+    policy_params: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A valid request.
+
+    Attributes:
+        prompt: text of the prompt.
+        tokens: token ids of the prompt, at least one.
+        sampling: how tokens are chosen.
+        stop_words: texts that end the response; the matched word stays in it.
+        policy: what routes it.
+        stream: whether every token is reported as it comes.
+        timeout_ns: the request ends this long after its arrival, or None.
+    """
+
+    prompt: str
+    tokens: list[int]
+    sampling: Sampling
+    stop_words: tuple[str, ...]
+    policy: PolicySpec
+    stream: bool = False
+    timeout_ns: int | None = None
+
+
+@dataclass(frozen=True)
+class RequestBuilder:
+    """Turns fields into a `GenerationRequest`.
+
+    Attributes:
+        tokenizer: the deployment's tokenizer.
+        vocab_size: token ids in `input_ids` lie below this.
+        end_ids: default end of a response.
+        policy: the deployment's policy.
+        selectable: policies that a client may choose per request.
+    """
+
+    tokenizer: Tokenizer
+    vocab_size: int
+    end_ids: tuple[int, ...]
+    policy: PolicySpec
+    selectable: frozenset[str] = field(default_factory=frozenset)
+
+    def build(self, fields: RequestFields, *, timeout_ns: int | None = None) -> GenerationRequest:
+        """Validates everything that can be known without the models' limits.
+
+        Raises:
+            InvalidRequest: names the field, its value and the allowed form.
+        """
+        prompt, tokens = self._prompt(fields)
+        return GenerationRequest(
+            prompt=prompt,
+            tokens=tokens,
+            sampling=self._sampling(fields),
+            stop_words=tuple(word for word in fields.stop_words if word),
+            policy=self._policy(fields),
+            stream=fields.stream,
+            timeout_ns=timeout_ns,
+        )
+
+    def _prompt(self, fields: RequestFields) -> tuple[str, list[int]]:
+        if fields.text_input is not None and fields.input_ids is not None:
+            raise InvalidRequest("both text_input and input_ids are given; send one of them")
+        if fields.input_ids is not None:
+            tokens = [int(token) for token in fields.input_ids]
+            self._check_ids(tokens)
+            return self.tokenizer.decode(tokens, skip_special_tokens=True), tokens
+        if not fields.text_input:
+            raise InvalidRequest("text_input is empty or missing; send a non-empty prompt (or input_ids)")
+        tokens = list(self.tokenizer.encode(fields.text_input).ids)
+        if not tokens:
+            raise InvalidRequest("text_input gives no token with this model's tokenizer; send some other text")
+        return fields.text_input, tokens
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            raise InvalidRequest("input_ids is empty; send at least one token id")
+        for i, token in enumerate(tokens):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequest(f"input_ids[{i}] is {token}; token ids lie in [0, {self.vocab_size})")
+
+    def _sampling(self, fields: RequestFields) -> Sampling:
+        greedy = fields.temperature is None and fields.top_k is None and fields.top_p is None
+        max_tokens = fields.max_tokens
+        if max_tokens is None:
+            raise InvalidRequest("max_tokens is missing; send the most tokens that the response may have")
+        _in_range("max_tokens", max_tokens, 1, MAX_INT32)
+        min_tokens = 0 if fields.min_tokens is None else fields.min_tokens
+        _in_range("min_tokens", min_tokens, 0, max_tokens, "max_tokens")
+        return Sampling(
+            max_tokens=max_tokens,
+            end_ids=self._end_ids(fields.end_id),
+            seed=self._seed(fields.seed),
+            temperature=0.0 if greedy else _number("temperature", fields.temperature, 1.0, low=0.0),
+            top_k=_in_range("top_k", 0 if fields.top_k is None else fields.top_k, 0, MAX_INT32),
+            top_p=_top_p(fields.top_p),
+            min_tokens=min_tokens,
+            repetition_penalty=_penalty("repetition_penalty", fields.repetition_penalty),
+            presence_penalty=_number("presence_penalty", fields.presence_penalty, 0.0),
+            frequency_penalty=_number("frequency_penalty", fields.frequency_penalty, 0.0),
+            bad_words=self._bad_words(fields.bad_words),
+            log_probs=fields.return_log_probs,
+        )
+
+    def _end_ids(self, end_id: int | None) -> tuple[int, ...]:
+        if end_id is None:
+            return self.end_ids
+        if end_id == -1:
+            return ()
+        _in_range("end_id", end_id, 0, self.vocab_size - 1)
+        return (end_id,)
+
+    @staticmethod
+    def _seed(seed: int | None) -> int:
+        if seed is None:
+            return int.from_bytes(os.urandom(8), "little")
+        return _in_range("seed", seed, 0, MAX_SEED)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        encoded = (tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in words if word)
+        return tuple(ids for ids in encoded if ids)
+
+    def _policy(self, fields: RequestFields) -> PolicySpec:
+        if fields.policy is None:
+            params = self.policy.params if fields.policy_params is None else fields.policy_params
+            return PolicySpec(self.policy.name, params)
+        if fields.policy != self.policy.name and fields.policy not in self.selectable:
+            known = ", ".join(sorted(self.selectable | {self.policy.name}))
+            raise InvalidRequest(f"policy is {fields.policy!r}; this deployment offers: {known}")
+        inherits = fields.policy == self.policy.name and fields.policy_params is None
+        return PolicySpec(fields.policy, self.policy.params if inherits else fields.policy_params or "{}")
+
+
+def _in_range(name: str, value: int, low: int, high: int, high_name: str = "") -> int:
+    if not low <= value <= high:
+        limit = f"{high_name} ({high})" if high_name else str(high)
+        raise InvalidRequest(f"{name} is {value}; it lies in {low}..{limit}")
+    return value
+
+
+def _number(name: str, value: float | None, default: float, low: float = -math.inf) -> float:
+    """A finite number of at least `low`; NaN fails every comparison, so it is asked for by name."""
+    if value is None:
+        return default
+    if not math.isfinite(value) or value < low:
+        bound = "a finite number" if low == -math.inf else f"a finite number of at least {low:g}"
+        raise InvalidRequest(f"{name} is {value}; send {bound}")
+    return float(value)
+
+
+def _top_p(value: float | None) -> float:
+    if value is None:
+        return 1.0
+    if not 0.0 < value <= 1.0:
+        raise InvalidRequest(f"top_p is {value}; it lies in (0, 1]")
+    return float(value)
+
+
+def _penalty(name: str, value: float | None) -> float:
+    if value is None:
+        return 1.0
+    if not (math.isfinite(value) and value > 0.0):
+        raise InvalidRequest(f"{name} is {value}; send a finite number above 0 (1 is no penalty)")
+    return float(value)
