@@ -1,0 +1,143 @@
+"""Loads a causal LM from a local folder and decides whether the torch engine can serve it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tokenrouter.engines.torch import attention
+from tokenrouter.errors import ConfigError
+
+PROBE_TOKENS = 8
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 1e-1, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the engine needs to know about a model."""
+
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_position_embeddings: int | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What the model computes with its own attention.
+
+    Attributes:
+        tokens: n token ids.
+        logits: [n, V] float32.
+        tolerance: largest difference of logits, relative to the largest logit, that rounding explains.
+    """
+
+    tokens: list[int]
+    logits: Tensor
+    tolerance: float
+
+
+def load_model(path: Path, *, dtype: torch.dtype | Literal["auto"], device: torch.device) -> Any:
+    """Loads a model for inference, with its default attention. Reads local files only.
+
+    Raises:
+        ConfigError: not a checkpoint folder, or an architecture that cannot be served.
+    """
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{path} has no config.json; name a folder with a model in Hugging Face format")
+    # Read by huggingface_hub when it is first imported; local_files_only below covers the case that it already was.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        refuse_unsupported(config)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError, KeyError) as exc:
+        raise ConfigError(f"cannot load a causal language model from {path}: {exc}") from exc
+    return model.to(device).eval().requires_grad_(False)
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Raises ConfigError if the configuration asks for what the paged attention does not do."""
+    text = config.get_text_config(decoder=True)
+    if getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(f"{config.model_type} is an encoder-decoder; the torch engine serves decoder-only models")
+    other = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"})
+    if not other and getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
+        other = ["sliding_attention"]
+    if other:
+        raise ConfigError(
+            f"{config.model_type} has layers of type {', '.join(other)}; the torch engine does full_attention only. "
+            "Serve the model with the tensorrt_llm engine, or choose a model without such layers"
+        )
+
+
+def read_facts(model: Any) -> ModelFacts:
+    """Reads the sizes of a model."""
+    config = model.config.get_text_config(decoder=True)
+    heads: int = config.num_attention_heads
+    return ModelFacts(
+        layers=config.num_hidden_layers,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        hidden_size=config.hidden_size,
+        vocab_size=model.get_output_embeddings().weight.shape[0],
+        max_position_embeddings=getattr(config, "max_position_embeddings", None),
+        dtype=model.dtype,
+    )
+
+
+def split(model: Any) -> tuple[nn.Module, nn.Module]:
+    """The decoder, which ends with the final norm, and the LM head."""
+    return model.base_model, model.get_output_embeddings()
+
+
+@torch.inference_mode()
+def probe(model: Any) -> Probe:
+    """Runs the model with its own attention, then switches it to the paged attention."""
+    vocab_size: int = model.get_output_embeddings().weight.shape[0]
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab_size, (1, PROBE_TOKENS), generator=generator)
+    inputs = tokens.to(model.device)
+    logits = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False).logits[0]
+    attention.register()
+    try:
+        model.set_attn_implementation(attention.NAME)
+    except ValueError as exc:
+        raise ConfigError(f"{model.config.model_type} cannot use another attention function: {exc}") from exc
+    return Probe(tokens[0].tolist(), logits.float(), TOLERANCES.get(model.dtype, max(TOLERANCES.values())))
+
+
+def probe_spans(num_tokens: int, max_num_tokens: int) -> Iterator[tuple[int, int]]:
+    """Cuts the probe into an extend, a decode and another extend, within the limit of one step."""
+    start = 0
+    for size in (4, 1, 3, *[1] * num_tokens):
+        stop = min(start + min(size, max_num_tokens), num_tokens)
+        if stop > start:
+            yield start, stop
+        start = stop
+
+
+def compare(probe: Probe, position: int, logits: Tensor) -> None:
+    """Raises ConfigError if `logits` [V] are not the probe's at that position."""
+    expected = probe.logits[position]
+    difference = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    if not difference <= probe.tolerance:  # written so that NaN fails too
+        raise ConfigError(
+            f"the torch engine's logits differ from the model's own by {difference:.1e} of their size: the "
+            "architecture does something that this engine does not know. Serve it with the tensorrt_llm engine"
+        )
