@@ -103,29 +103,34 @@ class Packer:
             tokens: new token ids of each, at least one.
             emit: whether the last position of each is wanted.
         """
-        counts = np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+        counts = np.array([len(new) for new in tokens], dtype=np.int64)
         table_rows = np.array(rows, dtype=np.int64)
         starts = self._tables.lengths[table_rows]
         parts = plan_groups(counts.tolist(), (starts + counts).tolist(), self._costs)
-        order = list(chain.from_iterable(parts))
-        if order != list(range(len(order))):
+        order: list[int] | None = None
+        if len(parts) > 1:
+            order = list(chain.from_iterable(parts))
             index = np.array(order, dtype=np.int64)
             counts, table_rows, starts = counts[index], table_rows[index], starts[index]
             tokens = [tokens[i] for i in order]
         stops = counts.cumsum()
-        owners = table_rows.repeat(counts)
-        # Rows: token id, position, slot. One array, so one copy to a device.
-        packed = np.empty((3, len(owners)), dtype=np.int64)
-        packed[0] = np.fromiter(chain.from_iterable(tokens), dtype=np.int64, count=len(owners))
-        packed[1] = np.arange(len(owners)) + (starts - stops + counts).repeat(counts)
-        packed[2] = self._tables.slots(owners, packed[1])
+        num_tokens = int(stops[-1])
+        owners, positions = table_rows, starts
+        if num_tokens > len(rows):
+            owners = table_rows.repeat(counts)
+            positions = np.arange(num_tokens) + (starts - stops + counts).repeat(counts)
+        # One array, so one copy to a device.
+        packed = np.empty((3, num_tokens), dtype=np.int64)
+        packed[0] = list(chain.from_iterable(tokens))
+        packed[1] = positions
+        packed[2] = self._tables.slots(owners, positions)
         on_device = self._tensor(packed)
         return PackedStep(
             input_ids=on_device[0:1],
             position_ids=on_device[1:2],
             slots=on_device[2],
             groups=self._groups([len(part) for part in parts], table_rows, starts, counts, stops),
-            emit=self._emit(order, emit, stops, len(owners)),
+            emit=self._emit(order, emit, stops),
             owners=owners,
         )
 
@@ -167,13 +172,14 @@ class Packer:
         mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
         return torch.from_numpy(mask).to(device=self._device, dtype=self._dtype)
 
-    def _emit(self, order: list[int], emit: Sequence[bool], stops: IntArray, num_tokens: int) -> Tensor | None:
-        last = np.empty(len(order), dtype=np.int64)
-        last[order] = stops - 1
-        wanted = last[np.array(emit, dtype=np.bool_)]
-        if len(wanted) == num_tokens and bool((wanted[1:] > wanted[:-1]).all()):
+    def _emit(self, order: list[int] | None, emit: Sequence[bool], stops: IntArray) -> Tensor | None:
+        last = stops - 1
+        if order is not None:
+            last = np.empty_like(last)
+            last[order] = stops - 1
+        elif len(stops) == stops[-1] and all(emit):
             return None
-        return self._tensor(wanted)
+        return self._tensor(last[np.array(emit, dtype=np.bool_)])
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -191,7 +197,7 @@ def plan_groups(counts: Sequence[int], ends: Sequence[int], costs: Costs) -> lis
         Indices of the sequences of each group.
     """
     everything = costs.of(len(counts), max(counts), max(ends))
-    alone = sum(map(costs.of, [1] * len(counts), counts, ends))
+    alone = sum(end * (count * costs.per_score + costs.per_key) for count, end in zip(counts, ends, strict=True))
     if everything - alone <= costs.per_group:
         return [list(range(len(counts)))]
     order = sorted(range(len(counts)), key=lambda i: (counts[i], ends[i]))

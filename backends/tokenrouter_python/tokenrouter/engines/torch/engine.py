@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult, blocks_needed
-from tokenrouter.engines.torch import attention, loading
+from tokenrouter.engines.torch import attention, fusion, loading
 from tokenrouter.engines.torch.attention import AttentionState
 from tokenrouter.engines.torch.batch import Costs, PackedStep, Packer
 from tokenrouter.engines.torch.blocks import BlockLease, BlockPool, BlockTables
@@ -87,6 +88,8 @@ class TorchEngine:
             per_group=CUDA_GROUP_COST if device.type == "cuda" else CPU_GROUP_COST,
         )
         self._packer = Packer(self._tables, costs, dtype=dtype, device=device)
+        # Four dimensions mean "prepared" to transformers: it passes the mask on, and searches no packed sequences.
+        self._ready_mask = torch.zeros((1, 1, 1, 1), dtype=dtype, device=device)
         self._attention = AttentionState(self._cache)
         attention.attach(model, self._attention)
 
@@ -106,6 +109,7 @@ class TorchEngine:
         torch.set_num_threads(config.threads or default_threads())
         model = loading.load_model(Path(path), dtype=config.resolve_dtype(device), device=device)
         probe = loading.probe(model)
+        fusion.fuse_norms(model)
         try:
             engine = cls(model, config, device)
         except torch.OutOfMemoryError as exc:
@@ -197,7 +201,12 @@ class TorchEngine:
     def _forward(self, packed: PackedStep) -> Tensor:
         """Hidden states of all packed tokens after the final norm, [T, H]."""
         self._attention.step = packed
-        output = self._decoder(input_ids=packed.input_ids, position_ids=packed.position_ids, use_cache=False)
+        output = self._decoder(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            attention_mask=self._ready_mask,
+            use_cache=False,
+        )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -225,7 +234,7 @@ class TorchEngine:
 
     def _note_poison(self, hidden: Tensor, packed: PackedStep, handles: list[SequenceHandle]) -> None:
         """Marks sequences with values that are not finite. Keys and values come from states that show it in the end."""
-        if bool(torch.isfinite(hidden.sum())):
+        if math.isfinite(float(hidden.sum(dtype=torch.float32))):
             return
         bad_tokens = ~torch.isfinite(hidden).all(dim=1).cpu().numpy()
         bad_rows = set(np.unique(packed.owners[bad_tokens]).tolist())
