@@ -312,7 +312,8 @@ class Orchestrator:
                 continue
             if total > info.max_context:
                 raise PromptTooLong(
-                    f"{wanted}; model {name!r} has a context of {info.max_context}: shorten the prompt or lower max_tokens"
+                    f"{wanted}; model {name!r} has a context of {info.max_context} tokens: "
+                    "shorten the prompt or lower max_tokens"
                 )
             if blocks_needed(total, info.block_tokens) > info.kv_blocks:
                 raise PromptTooLong(

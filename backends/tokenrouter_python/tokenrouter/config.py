@@ -1,0 +1,236 @@
+"""Configuration of the two roles: Triton's config.pbtxt (as the dict that Triton hands over) and model.yaml.
+
+Unknown keys are refused by name; values are resolved once into frozen objects with the unit in the name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from tokenrouter.batcher import QueuePolicy
+from tokenrouter.errors import ConfigError
+from tokenrouter.messages import PolicySpec
+from tokenrouter.policies import BUILTIN
+from tokenrouter.queue_policy import EntryQueuePolicy
+
+T = TypeVar("T")
+
+ENGINES = ("emulated", "torch")
+
+
+@dataclass(frozen=True)
+class EntryConfig:
+    """The orchestrator's configuration.
+
+    Attributes:
+        models: names of the deployment's models, small first (parameter `models`).
+        policy: the deployment's policy (`policy`, `policy_params`).
+        selectable: policies that a client may choose (`selectable_policies`; default: all built-in ones).
+        max_inflight: most requests that run at once (`max_inflight`).
+        connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
+        queue: from `dynamic_batching.default_queue_policy`.
+        end_ids: overrides the first model's end ids (`end_ids`), or None.
+    """
+
+    models: tuple[str, ...]
+    policy: PolicySpec
+    selectable: frozenset[str]
+    max_inflight: int
+    connect_timeout_ns: int
+    queue: EntryQueuePolicy
+    end_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class SubserverConfig:
+    """A subserver's configuration.
+
+    Attributes:
+        engine: name of the engine.
+        checkpoint: the checkpoint's folder.
+        engine_options: everything else in model.yaml.
+        queue_policy: thresholds of delayed batching.
+        direct_kv_share: share of the KV pool for calls that go to this model directly, in [0, 1).
+        max_inflight: most direct calls that run at once.
+        queue: queue of direct calls.
+    """
+
+    engine: str
+    checkpoint: Path
+    engine_options: dict[str, Any]
+    queue_policy: QueuePolicy
+    direct_kv_share: float
+    max_inflight: int
+    queue: EntryQueuePolicy
+
+
+class _Parameters:
+    """The `parameters` of a config.pbtxt; every key is taken once, what is left over is unknown."""
+
+    def __init__(self, model: str, raw: Mapping[str, Any]) -> None:
+        self._model = model
+        self._raw = {key: str(value.get("string_value", "")) for key, value in raw.items()}
+        self._known: list[str] = []
+
+    def take(self, key: str, parse: Callable[[str], T], default: T, form: str) -> T:
+        """The parsed value of a parameter, or the default if it is absent."""
+        self._known.append(key)
+        text = self._raw.pop(key, None)
+        if text is None:
+            return default
+        try:
+            return parse(text)
+        except (ValueError, TypeError) as exc:
+            raise ConfigError(f"model {self._model!r}: parameter {key} is {text!r}; it is {form}") from exc
+
+    def done(self) -> None:
+        """Refuses leftovers."""
+        if self._raw:
+            raise ConfigError(
+                f"model {self._model!r}: unknown parameter {sorted(self._raw)[0]!r} in config.pbtxt; "
+                f"known: {', '.join(sorted(self._known))}"
+            )
+
+
+def role_of(model_config: Mapping[str, Any]) -> str:
+    """``orchestrator`` or ``subserver``, from the parameter `role`.
+
+    Raises:
+        ConfigError: there is no such parameter, or it says something else.
+    """
+    role = str(model_config.get("parameters", {}).get("role", {}).get("string_value", ""))
+    if role not in ("orchestrator", "subserver"):
+        raise ConfigError(
+            f"model {model_config.get('name')!r}: parameter role is {role!r}; it is 'orchestrator' or 'subserver'"
+        )
+    return role
+
+
+def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
+    """Configuration of the orchestrator from its config.pbtxt.
+
+    Raises:
+        ConfigError: names the parameter and its allowed form.
+    """
+    name = str(model_config["name"])
+    parameters = _Parameters(name, model_config.get("parameters", {}))
+    parameters.take("role", str, "", "'orchestrator'")
+    no_names: tuple[str, ...] = ()
+    models = parameters.take("models", _names, no_names, "a comma-separated list of model names")
+    if not models or len(set(models)) != len(models):
+        raise ConfigError(f"model {name!r}: parameter models must name each model once, small first; it has {models}")
+    policy = parameters.take("policy", str, "single", "a policy's name")
+    params = parameters.take("policy_params", _json_object, "{}", "a JSON object")
+    selectable = parameters.take("selectable_policies", _names, tuple(BUILTIN), "a comma-separated list of policies")
+    config = EntryConfig(
+        models=models,
+        policy=PolicySpec(policy, params),
+        selectable=frozenset(selectable),
+        max_inflight=parameters.take("max_inflight", _positive, 64, "a whole number of at least 1"),
+        connect_timeout_ns=parameters.take("connect_timeout_ms", _positive, 30_000, "milliseconds, at least 1") * 10**6,
+        queue=_entry_queue(name, model_config.get("dynamic_batching", {})),
+        end_ids=parameters.take("end_ids", _ids, None, "a comma-separated list of token ids"),
+    )
+    parameters.done()
+    return config
+
+
+def subserver_config(model_config: Mapping[str, Any], folder: Path) -> SubserverConfig:
+    """Configuration of a subserver from its config.pbtxt and the model.yaml in its version folder.
+
+    Raises:
+        ConfigError: names the file, the field and its allowed form.
+    """
+    name = str(model_config["name"])
+    batching = model_config.get("dynamic_batching", {})
+    parameters = _Parameters(name, model_config.get("parameters", {}))
+    parameters.take("role", str, "", "'subserver'")
+    no_table: dict[int, int] = {}
+    table = parameters.take("batch_thresholds", _thresholds, no_table, 'a JSON object such as {"1": 1, "8": 4}')
+    share = parameters.take("direct_kv_share", _share, 0.25, "a number in [0, 1)")
+    max_inflight = parameters.take("max_inflight", _positive, 64, "a whole number of at least 1")
+    parameters.done()
+    options = load_yaml(folder / "model.yaml")
+    engine = str(options.pop("engine", "torch"))
+    if engine not in ENGINES:
+        raise ConfigError(f"{folder / 'model.yaml'}: engine is {engine!r}; known: {', '.join(ENGINES)}")
+    return SubserverConfig(
+        engine=engine,
+        checkpoint=(folder / str(options.pop("model", "."))).resolve(),
+        engine_options=options,
+        queue_policy=QueuePolicy(
+            threshold=min((int(size) for size in batching.get("preferred_batch_size", ())), default=1),
+            max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
+            by_in_flight=table,
+        ),
+        direct_kv_share=share,
+        max_inflight=max_inflight,
+        queue=_entry_queue(name, batching),
+    )
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """A YAML mapping.
+
+    Raises:
+        ConfigError: the file is missing, no YAML, or no mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"{path} is not valid YAML: {exc}") from exc
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} must hold a mapping such as 'engine: torch'")
+    return content
+
+
+def _entry_queue(name: str, batching: Mapping[str, Any]) -> EntryQueuePolicy:
+    if int(batching.get("priority_levels", 0)):
+        raise ConfigError(f"model {name!r}: priority_levels are not supported; remove them from dynamic_batching")
+    policy = batching.get("default_queue_policy", {})
+    return EntryQueuePolicy(
+        max_queue_size=int(policy.get("max_queue_size", 0)),
+        default_timeout_ns=int(policy.get("default_timeout_microseconds", 0)) * 1000,
+        reject=policy.get("timeout_action", "REJECT") != "DELAY",
+        allow_timeout_override=bool(policy.get("allow_timeout_override", False)),
+    )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    return tuple(int(name) for name in _names(text))
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value < 1.0:
+        raise ValueError(text)
+    return value
+
+
+def _json_object(text: str) -> str:
+    if not isinstance(json.loads(text), dict):
+        raise ValueError(text)
+    return text
+
+
+def _thresholds(text: str) -> dict[int, int]:
+    return {int(n): int(threshold) for n, threshold in json.loads(text).items()}

@@ -1,0 +1,151 @@
+"""A model repository as a whole: where its models lie, one tokenizer for all of them, and the objects built from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tokenrouter.config import EntryConfig, SubserverConfig, load_yaml
+from tokenrouter.engines import load_engine
+from tokenrouter.engines.folder import end_ids, load_tokenizer, vocabulary_size
+from tokenrouter.errors import ConfigError
+from tokenrouter.messages import PolicySpec
+from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings
+from tokenrouter.policies import load_policy
+from tokenrouter.policies.base import PolicyContext
+from tokenrouter.request import RequestBuilder
+from tokenrouter.subserver import Subserver
+
+
+def version_folder(model: Path) -> Path:
+    """The newest version folder of a model of the repository.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    versions = [folder for folder in model.glob("*") if folder.is_dir() and folder.name.isdecimal()]
+    if not versions:
+        raise ConfigError(f"{model} has no version folder (1/); is the model named correctly?")
+    return max(versions, key=lambda folder: int(folder.name))
+
+
+def checkpoint_folder(model: Path) -> Path:
+    """The checkpoint of a subserver's newest version: `model` of its model.yaml, by default the version folder."""
+    folder = version_folder(model)
+    return (folder / str(load_yaml(folder / "model.yaml").get("model", "."))).resolve()
+
+
+def check_same_tokenizer(folders: dict[str, Path]) -> None:
+    """Refuses models whose tokenizers differ: token ids travel between them, so every id must mean the same.
+
+    Args:
+        folders: checkpoint folder by model name; the first one is what the others are compared with.
+
+    Raises:
+        ConfigError: names the first entry that differs.
+    """
+    (first, folder), *others = folders.items()
+    reference, reference_ends = load_tokenizer(folder), end_ids(folder)
+    for name, other in others:
+        difference = _difference(reference, load_tokenizer(other))
+        if difference is None and end_ids(other) != reference_ends:
+            difference = f"eos_token_id is {reference_ends} and {end_ids(other)}"
+        if difference is not None:
+            raise ConfigError(
+                f"models {first!r} and {name!r} have different tokenizers: {difference}. Token ids travel between the "
+                "models, so routing needs one tokenizer"
+            )
+
+
+def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
+    left = {token_id: text for text, token_id in one.get_vocab(with_added_tokens=True).items()}
+    right = {token_id: text for text, token_id in other.get_vocab(with_added_tokens=True).items()}
+    for token_id in sorted(left.keys() | right.keys()):
+        if left.get(token_id) != right.get(token_id):
+            return f"token id {token_id} is {left.get(token_id)!r} and {right.get(token_id)!r}"
+    one_parts, other_parts = json.loads(one.to_str()), json.loads(other.to_str())
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model"):
+        if one_parts.get(part) != other_parts.get(part):
+            return f"their {part} differs"
+    return None
+
+
+class Entry:
+    """What the orchestrator's role needs, built from a repository.
+
+    Args:
+        config: the entry model's configuration.
+        repository: folder of the model repository.
+    """
+
+    def __init__(self, config: EntryConfig, repository: Path) -> None:
+        folders = {name: checkpoint_folder(repository / name) for name in config.models}
+        check_same_tokenizer(folders)
+        first = folders[config.models[0]]
+        self.config = config
+        self.tokenizer = load_tokenizer(first)
+        self.context = PolicyContext(config.models, str(repository), {"tokenizer": self.tokenizer})
+        load_policy(config.policy, self.context)
+        self.builder = RequestBuilder(
+            tokenizer=self.tokenizer,
+            vocab_size=min(vocabulary_size(folder) for folder in folders.values()),
+            end_ids=end_ids(first) if config.end_ids is None else config.end_ids,
+            policy=config.policy,
+            selectable=config.selectable,
+        )
+
+    def orchestrator(self) -> Orchestrator:
+        """A new state machine."""
+        settings = OrchestratorSettings(
+            models=self.config.models,
+            max_inflight=self.config.max_inflight,
+            connect_timeout_ns=self.config.connect_timeout_ns,
+            queue=self.config.queue,
+        )
+        return Orchestrator(settings, tokenizer=self.tokenizer, context=self.context)
+
+
+def _engine_of(model: Path) -> str | None:
+    """The engine of a model of the repository, or None if it is no subserver."""
+    try:
+        return str(load_yaml(version_folder(model) / "model.yaml").get("engine", "torch"))
+    except ConfigError:
+        return None
+
+
+def direct_entry(name: str, config: SubserverConfig, repository: Path) -> Entry:
+    """The entry for calls that go to one subserver directly: the same code, with one model and no routing."""
+    entry = EntryConfig(
+        models=(name,),
+        policy=PolicySpec("single"),
+        selectable=frozenset(),
+        max_inflight=config.max_inflight,
+        connect_timeout_ns=30 * 10**9,
+        queue=config.queue,
+        end_ids=None,
+    )
+    return Entry(entry, repository)
+
+
+def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Subserver:
+    """Loads the engine and wraps it into a subserver.
+
+    Raises:
+        ConfigError: names the file and the field.
+    """
+    sharing = sum(_engine_of(folder) == config.engine for folder in repository.iterdir())
+    engine = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=max(1, sharing))
+    direct = int(engine.info.kv_blocks * config.direct_kv_share)
+    extras: dict[str, Any] = {"tokenizer": load_tokenizer(config.checkpoint)}
+    return Subserver(
+        name,
+        engine,
+        queue_policy=config.queue_policy,
+        shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
+        context=lambda models: PolicyContext(models, str(repository), extras),
+        clock_ns=time.monotonic_ns,
+    )

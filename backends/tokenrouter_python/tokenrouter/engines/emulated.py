@@ -1,0 +1,211 @@
+"""An engine without a model: known step times and scripted tokens, for tests and scheduling studies.
+
+Step times are slept, with absolute deadlines. The tokens of a response repeat the prompt: position i prefers prompt
+token i, by `margin` over noise that depends on the position only, so that every model of this engine gives the same
+logits at the same position. After the prompt comes the end token, or the prompt again with `repeat`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult, blocks_needed
+from tokenrouter.engines.folder import end_ids, vocabulary_size
+from tokenrouter.errors import ConfigError, EngineFailed
+
+_NOISE_ROWS = 61
+_SPIN_S = 0.0002
+
+
+class KvConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Size of the paged KV cache, in the words of NVIDIA's llmapi models."""
+
+    tokens_per_block: int = 16
+    max_tokens: int = 65_536
+
+
+class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`engine_config` of the emulated engine in model.yaml.
+
+    Attributes:
+        step_ms: time of one step: a number, or a table batch size -> ms (linear in between, constant beyond).
+        extend_ms_per_token: added for every new token beyond one per request.
+        hidden_size: width of the hidden states (zeros); 0 gives none.
+        margin: how far the preferred token's logit lies above the noise, which lies in [-1, 1].
+        repeat: start the prompt over instead of ending the response.
+    """
+
+    max_batch_size: int = 64
+    max_num_tokens: int = 8192
+    max_seq_len: int = 4096
+    kv_cache_config: KvConfig = KvConfig()
+    step_ms: float | dict[int, float] = 0.0
+    extend_ms_per_token: float = 0.0
+    hidden_size: int = 8
+    margin: float = 10.0
+    repeat: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses negative times."""
+        table = self.step_ms if isinstance(self.step_ms, dict) else {1: self.step_ms}
+        if not table or min(table.values()) < 0 or self.extend_ms_per_token < 0:
+            raise ValueError("step_ms and extend_ms_per_token are at least 0, and a table has at least one entry")
+
+
+@dataclass
+class _Sequence:
+    prompt_tokens: int
+    blocks: int
+    tokens: list[int] = field(default_factory=list)
+
+
+class EmulatedEngine:
+    """See the module's text. Satisfies `engines.base.Engine`.
+
+    Args:
+        config: see `EmulatedConfig`.
+        vocab_size: width of the logits.
+        end_id: the token after the prompt, or None (the noise decides).
+        sleep: waits until a `time.perf_counter` value; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        config: EmulatedConfig,
+        *,
+        vocab_size: int,
+        end_id: int | None = None,
+        sleep: Callable[[float], None] | None = None,
+    ) -> None:
+        kv = config.kv_cache_config
+        self._config = config
+        self._end_id = end_id
+        self._sleep = sleep or sleep_until
+        self._noise = torch.rand(_NOISE_ROWS, vocab_size, generator=torch.Generator().manual_seed(1)) * 2 - 1
+        self._open: dict[int, _Sequence] = {}
+        self._next_handle = 0
+        self._leased = 0
+        self._info = EngineInfo(
+            name="emulated",
+            vocab_size=vocab_size,
+            hidden_size=config.hidden_size,
+            max_context=config.max_seq_len,
+            block_tokens=kv.tokens_per_block,
+            kv_blocks=kv.max_tokens // kv.tokens_per_block,
+            max_batch=config.max_batch_size,
+            max_num_tokens=config.max_num_tokens,
+            emulated=True,
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path, options: dict[str, Any]) -> EmulatedEngine:
+        """Vocabulary size and end token come from the folder's tokenizer and config files.
+
+        Raises:
+            ConfigError: an option is unknown or out of range, or the tokenizer is missing.
+        """
+        try:
+            config = msgspec.convert(options, EmulatedConfig)
+        except msgspec.ValidationError as exc:
+            raise ConfigError(f"{folder / 'model.yaml'}: engine_config: {exc}") from exc
+        ends = end_ids(folder)
+        return cls(config, vocab_size=vocabulary_size(folder), end_id=ends[0] if ends else None)
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the engine."""
+        return self._info
+
+    @property
+    def blocks_leased(self) -> int:
+        """KV blocks reserved by open sequences."""
+        return self._leased
+
+    @property
+    def blocks_used(self) -> int:
+        """KV blocks that would hold at least one token."""
+        return sum(blocks_needed(len(s.tokens), self._info.block_tokens) for s in self._open.values())
+
+    def open(self, *, kv_tokens: int, prompt_tokens: int) -> int:
+        """Leases blocks as a real engine would.
+
+        Raises:
+            EngineFailed: the pool is exhausted or kv_tokens exceeds the context.
+        """
+        blocks = blocks_needed(kv_tokens, self._info.block_tokens)
+        if kv_tokens > self._info.max_context or blocks > self._info.kv_blocks - self._leased:
+            raise EngineFailed(
+                f"{blocks} KV blocks wanted, {self._info.kv_blocks - self._leased} of {self._info.kv_blocks} are free"
+            )
+        self._leased += blocks
+        self._next_handle += 1
+        self._open[self._next_handle] = _Sequence(prompt_tokens, blocks)
+        return self._next_handle
+
+    def step(self, rows: Sequence[EngineRow]) -> StepResult:
+        """Sleeps for the step time and prefers the scripted tokens."""
+        started = time.perf_counter()
+        new_tokens = 0
+        for row in rows:
+            self._open[row.handle].tokens.extend(row.tokens)
+            new_tokens += len(row.tokens)
+        emitting = [self._open[row.handle] for row in rows if row.emit]
+        logits = self._noise[[(len(s.tokens) - s.prompt_tokens) % _NOISE_ROWS for s in emitting]]
+        for i, sequence in enumerate(emitting):
+            token = self._scripted(sequence)
+            if token is not None:
+                logits[i, token] = self._config.margin
+        hidden = torch.zeros(len(emitting), self._info.hidden_size) if self._info.hidden_size else None
+        duration_ms = self.step_ms(len(rows)) + self._config.extend_ms_per_token * (new_tokens - len(rows))
+        if duration_ms:
+            self._sleep(started + duration_ms * 1e-3)
+        return StepResult(logits, hidden)
+
+    def step_ms(self, batch: int) -> float:
+        """Step time in ms for a batch of decodes."""
+        table = self._config.step_ms
+        if not isinstance(table, dict):
+            return table
+        sizes = sorted(table)
+        if batch <= sizes[0] or batch >= sizes[-1]:
+            return table[sizes[0] if batch <= sizes[0] else sizes[-1]]
+        high = next(size for size in sizes if size >= batch)
+        low = max(size for size in sizes if size <= batch)
+        share = 0.0 if high == low else (batch - low) / (high - low)
+        return table[low] + share * (table[high] - table[low])
+
+    def _scripted(self, sequence: _Sequence) -> int | None:
+        position = len(sequence.tokens) - sequence.prompt_tokens
+        if self._config.repeat:
+            position %= sequence.prompt_tokens
+        return sequence.tokens[position] if position < sequence.prompt_tokens else self._end_id
+
+    def truncate(self, handle: int, length: int) -> None:
+        """Forgets tokens from `length` on."""
+        del self._open[handle].tokens[length:]
+
+    def close(self, handle: int) -> None:
+        """Gives the lease back."""
+        sequence = self._open.pop(handle, None)
+        if sequence is not None:
+            self._leased -= sequence.blocks
+
+    def shutdown(self) -> None:
+        """Nothing to free."""
+        self._open.clear()
+
+
+def sleep_until(deadline: float) -> None:
+    """Sleeps until `time.perf_counter()` reaches `deadline`; the last fraction of a millisecond is spun."""
+    remaining = deadline - time.perf_counter() - _SPIN_S
+    if remaining > 0:
+        time.sleep(remaining)
+    while time.perf_counter() < deadline:
+        pass

@@ -1,0 +1,58 @@
+"""Facts that stand in a checkpoint folder in Hugging Face format, read without loading the model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tokenrouter.errors import ConfigError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, or {} if there is no such file.
+
+    Raises:
+        ConfigError: the file is no JSON object.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as exc:
+        raise ConfigError(f"{path} is not valid JSON: {exc}") from exc
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is no JSON object")
+    return content
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a checkpoint folder.
+
+    Raises:
+        ConfigError: tokenizer.json is missing or broken.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path} is missing; a checkpoint folder needs a fast tokenizer (tokenizer.json)")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as exc:
+        raise ConfigError(f"{path} cannot be loaded: {exc}") from exc
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """`eos_token_id` of generation_config.json, else of config.json; empty if neither names one."""
+    for name in ("generation_config.json", "config.json"):
+        ids = read_json(folder / name).get("eos_token_id")
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()
+
+
+def vocabulary_size(folder: Path) -> int:
+    """Width of the model's logits: `vocab_size` of config.json, else the tokenizer's size."""
+    size = read_json(folder / "config.json").get("vocab_size")
+    return int(size) if size else load_tokenizer(folder).get_vocab_size(with_added_tokens=True)

@@ -1,0 +1,296 @@
+"""The two loops that drive the state machines with a carrier and a clock. One thread owns each.
+
+Neither polls: a loop sleeps until a frame, a `wake`, or a deadline of its state machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import DecodeError
+
+from tokenrouter.batcher import WaitUntil
+from tokenrouter.channel import Carrier, Connected, Disconnected, Received
+from tokenrouter.errors import ModelUnavailable, ProtocolError, RouterError
+from tokenrouter.messages import PROTOCOL_VERSION, Codec, Hello
+from tokenrouter.orchestrator import Orchestrator, Update
+from tokenrouter.request import GenerationRequest
+from tokenrouter.subserver import StepPlan, Subserver
+
+log = logging.getLogger(__name__)
+
+_CANCEL_POLL_NS = 200_000_000
+_PUBLISH_NS = 200_000_000
+
+Publish = Callable[[], None]
+
+
+class _Publisher:
+    """Publishes statistics at most every 0.2 s, and once more after the last change."""
+
+    def __init__(self, publish: Publish | None) -> None:
+        self._publish = publish
+        self._due_ns: int | None = None
+
+    def changed(self, now_ns: int) -> None:
+        """Something happened."""
+        if self._publish is not None and self._due_ns is None:
+            self._due_ns = now_ns + _PUBLISH_NS
+
+    def run(self, now_ns: int) -> int | None:
+        """Publishes if due; returns when it wants to be called again."""
+        if self._due_ns is not None and now_ns >= self._due_ns and self._publish is not None:
+            self._due_ns = None
+            self._publish()
+        return self._due_ns
+
+
+def _timeout_s(*times_ns: int | None, now_ns: int) -> float | None:
+    """Seconds until the earliest of these times; None if there is none."""
+    known = [at_ns for at_ns in times_ns if at_ns is not None]
+    return max(0.0, (min(known) - now_ns) * 1e-9) if known else None
+
+
+class DecodingLoop:
+    """Drives one subserver: reads messages, runs steps, sends reports.
+
+    Args:
+        build: makes the subserver; called in the loop's own thread, which then owns the engine.
+        carrier: a carrier that listens.
+        publish: called in the loop's thread to publish statistics, or None.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Subserver],
+        carrier: Carrier,
+        *,
+        publish: Callable[[Subserver], None] | None = None,
+        name: str = "decoding",
+    ) -> None:
+        self._build = build
+        self._carrier = carrier
+        self._publish = publish
+        self._stopping = False
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._subserver: Subserver | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> Subserver:
+        """Starts the thread and waits until the engine is loaded; raises whatever loading it raised."""
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            self._thread.join()
+            raise self._failure
+        assert self._subserver is not None
+        return self._subserver
+
+    def stop(self) -> None:
+        """Ends the loop after the current step and frees the engine."""
+        self._stopping = True
+        self._carrier.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._subserver = subserver = self._build()
+        except BaseException as exc:
+            self._failure = exc
+            self._carrier.close()
+            return
+        finally:
+            self._ready.set()
+        publisher = _Publisher(None if self._publish is None else lambda: self._published(subserver))
+        try:
+            while not self._stopping:
+                self._turn(subserver, publisher)
+        except Exception:
+            log.exception("the decoding loop of %s ended", subserver.name)
+        finally:
+            self._carrier.close()
+            subserver.engine.shutdown()
+
+    def _published(self, subserver: Subserver) -> None:
+        assert self._publish is not None
+        self._publish(subserver)
+
+    def _turn(self, subserver: Subserver, publisher: _Publisher) -> None:
+        now_ns = time.monotonic_ns()
+        plan = subserver.poll(now_ns=now_ns)
+        look_ns = now_ns if isinstance(plan, StepPlan) else plan.at_ns if isinstance(plan, WaitUntil) else None
+        events = self._carrier.poll(_timeout_s(look_ns, publisher.run(now_ns), now_ns=now_ns))
+        now_ns = time.monotonic_ns()
+        for event in events:
+            self._handle(subserver, event, now_ns)
+        plan = subserver.poll(now_ns=now_ns)
+        if isinstance(plan, StepPlan):
+            subserver.run_step(plan)
+        if events or isinstance(plan, StepPlan):
+            publisher.changed(now_ns)
+        for peer, message in subserver.outbox:
+            self._carrier.send(peer, Codec.encode(message))
+        subserver.outbox.clear()
+
+    def _handle(self, subserver: Subserver, event: Connected | Received | Disconnected, now_ns: int) -> None:
+        if isinstance(event, Disconnected):
+            subserver.disconnected(event.peer)
+        elif isinstance(event, Received):
+            try:
+                subserver.handle(event.peer, Codec.decode(event.payload), now_ns=now_ns)  # type: ignore[arg-type]
+            except (ProtocolError, DecodeError) as exc:
+                log.error("%s drops a peer: %s", subserver.name, exc)
+                self._carrier.drop(event.peer)
+
+
+class Reply(Protocol):
+    """Where the news about one request goes."""
+
+    def update(self, update: Update) -> None:
+        """Tokens, the end, or both. Called in the loop's thread; after a final one never again."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether the client went away; asked about five times a second."""
+        ...
+
+
+class OrchestratorLoop:
+    """Drives one orchestrator.
+
+    Args:
+        orchestrator: the state machine.
+        carrier: a carrier that dials all its models by name.
+        share: KV share to ask subservers for, ``routed`` or ``direct``.
+        publish: called in the loop's thread to publish statistics, or None.
+    """
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        carrier: Carrier,
+        *,
+        name: str,
+        share: str,
+        publish: Publish | None = None,
+    ) -> None:
+        self._orchestrator = orchestrator
+        self._carrier = carrier
+        self._hello = Codec.encode(Hello(PROTOCOL_VERSION, name, share, orchestrator.settings.models))
+        self._publisher = _Publisher(publish)
+        self._inbox: deque[tuple[GenerationRequest | RouterError, Reply, int]] = deque()
+        self._replies: dict[int, Reply] = {}
+        self._peers: dict[str, int] = {}
+        self._models: dict[int, str] = {}
+        self._next_cancel_ns = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"orchestrator-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest, reply: Reply, *, arrived_ns: int) -> None:
+        """Hands a request over; callable from any thread. Everything else is told to `reply`."""
+        self._put(request, reply, arrived_ns)
+
+    def refuse(self, reply: Reply, error: RouterError) -> None:
+        """Answers with an error, from the loop's thread as all responses; callable from any thread."""
+        self._put(error, reply, 0)
+
+    def _put(self, item: GenerationRequest | RouterError, reply: Reply, arrived_ns: int) -> None:
+        self._inbox.append((item, reply, arrived_ns))
+        self._carrier.wake()
+
+    def stop(self) -> None:
+        """Ends the loop; requests that still run are told that the server stops."""
+        self._stopping = True
+        self._carrier.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except Exception:
+            log.exception("the orchestrator loop ended")
+        finally:
+            for key, reply in self._replies.items():
+                reply.update(Update(key, error=ModelUnavailable("the server is stopping")))
+            for _, reply, _ in self._inbox:
+                reply.update(Update(0, error=ModelUnavailable("the server is stopping")))
+            self._carrier.close()
+
+    def _turn(self) -> None:
+        now_ns = time.monotonic_ns()
+        cancel_ns = self._next_cancel_ns if self._replies else None
+        deadline_ns = self._orchestrator.next_deadline_ns()
+        events = self._carrier.poll(_timeout_s(cancel_ns, deadline_ns, self._publisher.run(now_ns), now_ns=now_ns))
+        now_ns = time.monotonic_ns()
+        for event in events:
+            self._handle(event, now_ns)
+        while self._inbox:
+            self._accept(*self._inbox.popleft(), now_ns=now_ns)
+        if deadline_ns is not None and now_ns >= deadline_ns:
+            self._orchestrator.tick(now_ns=now_ns)
+        if self._replies and now_ns >= self._next_cancel_ns:
+            self._cancel(now_ns)
+        self._deliver(now_ns)
+
+    def _deliver(self, now_ns: int) -> None:
+        """Messages first: a hand-off is more urgent than a token on its way to a client."""
+        orchestrator = self._orchestrator
+        for model, message in orchestrator.outbox:
+            if model in self._peers:
+                self._carrier.send(self._peers[model], Codec.encode(message))
+        if orchestrator.outbox or orchestrator.updates:
+            self._publisher.changed(now_ns)
+        orchestrator.outbox.clear()
+        for update in orchestrator.updates:
+            reply = self._replies.pop(update.key) if update.final else self._replies[update.key]
+            reply.update(update)
+        orchestrator.updates.clear()
+
+    def _accept(self, item: GenerationRequest | RouterError, reply: Reply, arrived_ns: int, *, now_ns: int) -> None:
+        try:
+            if isinstance(item, RouterError):
+                raise item
+            key = self._orchestrator.submit(item, now_ns=now_ns, arrived_ns=arrived_ns)
+        except RouterError as exc:
+            reply.update(Update(0, error=exc))
+        else:
+            self._replies[key] = reply
+
+    def _cancel(self, now_ns: int) -> None:
+        for key in [key for key, reply in self._replies.items() if reply.cancelled()]:
+            self._orchestrator.cancel(key, now_ns=now_ns)
+        self._next_cancel_ns = now_ns + _CANCEL_POLL_NS
+
+    def _handle(self, event: Connected | Received | Disconnected, now_ns: int) -> None:
+        if isinstance(event, Connected):
+            self._models[event.peer] = event.address
+            self._carrier.send(event.peer, self._hello)
+        elif isinstance(event, Disconnected):
+            model = self._models.pop(event.peer)
+            if self._peers.get(model) == event.peer:
+                del self._peers[model]
+                self._orchestrator.disconnected(model, now_ns=now_ns)
+        else:
+            self._received(event, now_ns)
+
+    def _received(self, event: Received, now_ns: int) -> None:
+        model = self._models.get(event.peer)
+        if model is None:
+            return
+        self._peers[model] = event.peer
+        try:
+            self._orchestrator.receive(model, Codec.decode(event.payload), now_ns=now_ns)  # type: ignore[arg-type]
+        except (RouterError, DecodeError) as exc:
+            log.error("the orchestrator drops model %s: %s", model, exc)
+            self._carrier.drop(event.peer)

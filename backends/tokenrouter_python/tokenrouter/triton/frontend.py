@@ -1,0 +1,86 @@
+"""The client side of a model: Triton requests in, responses out. The entry model and every subserver have one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
+from tokenrouter.deployment import Entry
+from tokenrouter.errors import InvalidRequest, RouterError
+from tokenrouter.loops import OrchestratorLoop, Publish
+from tokenrouter.orchestrator import Orchestrator, Update
+from tokenrouter.triton.replies import TritonReply
+from tokenrouter.triton.tensors import Input, read_inputs
+
+
+class Frontend:
+    """Validates requests on Triton's thread and hands them to an orchestrator loop.
+
+    Args:
+        entry: tokenizer, request builder and settings.
+        name: the model's name, told to subservers.
+        share: KV share, ``routed`` or ``direct``.
+        inputs: declared inputs.
+        outputs: names of the declared outputs.
+    """
+
+    def __init__(
+        self, entry: Entry, *, name: str, share: str, inputs: Mapping[str, Input], outputs: frozenset[str]
+    ) -> None:
+        self._entry = entry
+        self._name = name
+        self._share = share
+        self._inputs = inputs
+        self._outputs = outputs
+        self.orchestrator: Orchestrator = entry.orchestrator()
+        self._loop: OrchestratorLoop | None = None
+
+    def start(self, publish: Publish | None = None) -> None:
+        """Begins to connect to the subservers."""
+        directory = runtime_dir()
+        dial = {model: socket_path(directory, model) for model in self._entry.config.models}
+        carrier = UnixCarrier(dial=dial)
+        self._loop = OrchestratorLoop(self.orchestrator, carrier, name=self._name, share=self._share, publish=publish)
+        self._loop.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Takes requests; never blocks."""
+        arrived_ns = time.monotonic_ns()
+        for request in requests:
+            self._take(request, arrived_ns)
+
+    def _take(self, request: Any, arrived_ns: int) -> None:
+        assert self._loop is not None
+        reply = TritonReply(request, self._outputs)
+        try:
+            tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            fields, call = read_inputs(tensors, self._inputs)
+            built = self._entry.builder.build(fields, timeout_ns=self._timeout_ns(request))
+        except RouterError as exc:
+            self._loop.refuse(reply, exc)
+        except Exception as exc:
+            self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}"))
+        else:
+            reply.accept(call, stream=built.stream, prompt=built.prompt, prompt_tokens=len(built.tokens))
+            self._loop.submit(built, reply, arrived_ns=arrived_ns)
+
+    def _timeout_ns(self, request: Any) -> int | None:
+        timeout_us = int(request.timeout())
+        if not timeout_us:
+            return None
+        if not self._entry.config.queue.allow_timeout_override:
+            raise InvalidRequest(
+                f"timeout is {timeout_us} microseconds, but this deployment sets its own: leave it out, or set "
+                "allow_timeout_override in the model's default_queue_policy"
+            )
+        return timeout_us * 1000
+
+    def stop(self) -> None:
+        """Ends the loop; requests that still run are told so."""
+        if self._loop is not None:
+            self._loop.stop()
+
+
+__all__ = ["Frontend", "Update"]

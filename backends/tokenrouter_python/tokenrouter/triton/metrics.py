@@ -1,0 +1,122 @@
+"""Publishes statistics on Triton's /metrics page."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from tokenrouter.orchestrator import Orchestrator
+from tokenrouter.statistics import Histogram
+from tokenrouter.subserver import Subserver
+
+
+class _Series:
+    """Metric families and their series, made on first use; only changes are sent to Triton.
+
+    Histograms are published as counters with cumulative `le` buckets: Triton's own histogram takes one call per
+    observation, ours arrive in batches.
+    """
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self._labels = labels
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+        self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    def gauge(self, name: str, description: str, value: float, **labels: str) -> None:
+        """Sets a gauge."""
+        self._publish(name, description, value, labels, pb_utils.MetricFamily.GAUGE)
+
+    def counter(self, name: str, description: str, value: float, **labels: str) -> None:
+        """Raises a counter to `value`."""
+        self._publish(name, description, value, labels, pb_utils.MetricFamily.COUNTER)
+
+    def histogram(self, name: str, description: str, value: Histogram, **labels: str) -> None:
+        """Raises cumulative buckets, sum and count."""
+        bounds = [*(f"{bound:g}" for bound in value.bounds), "+Inf"]
+        for bound, count in zip(bounds, accumulate(value.counts), strict=True):
+            self.counter(f"{name}_bucket", description, count, le=bound, **labels)
+        self.counter(f"{name}_sum", description, value.total, **labels)
+        self.counter(f"{name}_count", description, value.count, **labels)
+
+    def _publish(self, name: str, description: str, value: float, labels: dict[str, str], kind: Any) -> None:
+        labels = {**self._labels, **labels}
+        key = (name, tuple(labels.items()))
+        last = self._last.get(key)
+        if last == value:
+            return
+        metric = self._metrics.get(key)
+        if metric is None:
+            if name not in self._families:
+                self._families[name] = pb_utils.MetricFamily(name=name, description=description, kind=kind)
+            metric = self._metrics[key] = self._families[name].Metric(labels=labels)
+        if kind == pb_utils.MetricFamily.GAUGE:
+            metric.set(value)
+        else:
+            metric.increment(value - (last or 0.0))
+        self._last[key] = value
+
+
+class SubserverMetrics:
+    """Series of one subserver, labelled with its model."""
+
+    def __init__(self, model: str) -> None:
+        self._series = _Series({"model": model})
+
+    def publish(self, subserver: Subserver) -> None:
+        """Sends what changed."""
+        series, engine, numbers = self._series, subserver.engine, subserver.statistics
+        series.gauge("tokenrouter_kv_blocks", "KV blocks in the pool", engine.info.kv_blocks)
+        series.gauge("tokenrouter_kv_blocks_reserved", "KV blocks leased to open requests", engine.blocks_leased)
+        series.gauge("tokenrouter_kv_blocks_used", "KV blocks that hold tokens", engine.blocks_used)
+        series.gauge("tokenrouter_open_requests", "Requests that hold KV at the model", subserver.open_sequences)
+        series.gauge("tokenrouter_residents", "Requests that decode at the model", subserver.residents)
+        series.gauge("tokenrouter_model_in_flight", "Requests in flight as the model knows", subserver.in_flight)
+        series.counter("tokenrouter_visits", "Visits begun", numbers.visits)
+        series.counter("tokenrouter_handoffs_in", "Requests handed to the model", numbers.handoffs_in)
+        series.counter("tokenrouter_handoffs_out", "Requests handed away", numbers.handoffs_out)
+        series.counter("tokenrouter_steps", "Engine steps", numbers.steps)
+        for reason, count in numbers.steps_by_reason.items():
+            series.counter("tokenrouter_steps_by_reason", "Engine steps by why they started", count, reason=reason)
+        series.counter("tokenrouter_new_tokens", "Tokens run through the model", numbers.new_tokens)
+        series.counter("tokenrouter_extended_tokens", "Tokens beyond one per request", numbers.extended_tokens)
+        series.counter("tokenrouter_committed_tokens", "Tokens written by the model", numbers.committed_tokens)
+        series.counter("tokenrouter_request_failures", "Requests failed at the model", numbers.failures)
+        series.histogram("tokenrouter_batch_size", "Requests per step", numbers.batch_size)
+        series.histogram("tokenrouter_ready_wait_seconds", "Wait from ready to step", numbers.ready_wait)
+        series.histogram("tokenrouter_step_seconds", "Time of a step", numbers.step_time)
+        series.histogram("tokenrouter_handoff_seconds", "Time from leaving one model to ready here", numbers.handoff)
+
+
+class OrchestratorMetrics:
+    """Series of one orchestrator, labelled with the entry model."""
+
+    def __init__(self, model: str, orchestrator: Orchestrator) -> None:
+        self._series = _Series({"model": model})
+        self._orchestrator = orchestrator
+
+    def publish(self) -> None:
+        """Sends what changed."""
+        series, orchestrator = self._series, self._orchestrator
+        numbers = orchestrator.statistics
+        series.gauge("tokenrouter_in_flight", "Requests that run", orchestrator.in_flight)
+        series.gauge("tokenrouter_queued", "Requests that wait", orchestrator.queued)
+        series.counter("tokenrouter_requests", "Requests accepted", numbers.accepted)
+        series.counter("tokenrouter_stale_messages", "Messages of old visits, dropped", numbers.stale_messages)
+        series.counter("tokenrouter_recovered", "Requests sent again to a model that lost them", numbers.recovered)
+        series.counter("tokenrouter_handoffs", "Hand-offs relayed", numbers.handoffs)
+        for reason, count in numbers.finished.items():
+            series.counter("tokenrouter_finished", "Requests finished", count, reason=reason)
+        for slug, count in numbers.failed.items():
+            series.counter("tokenrouter_failed", "Requests failed", count, reason=slug)
+        for writer, count in numbers.tokens_by_model.items():
+            series.counter("tokenrouter_tokens", "Tokens committed, by the model that wrote them", count, writer=writer)
+        for name in orchestrator.settings.models:
+            blocks = orchestrator.reserved_blocks(name)
+            series.gauge("tokenrouter_ledger_blocks", "KV blocks reserved in the ledger", blocks, subserver=name)
+        series.histogram("tokenrouter_queue_seconds", "Wait from arrival to start", numbers.queue_wait)
+        first, inter = numbers.time_to_first_token, numbers.inter_token
+        series.histogram("tokenrouter_time_to_first_token_seconds", "From arrival to the first token", first)
+        series.histogram("tokenrouter_inter_token_seconds", "Between two reports with tokens", inter)

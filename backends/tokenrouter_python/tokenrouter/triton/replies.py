@@ -1,0 +1,133 @@
+"""Turns updates into Triton responses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import triton_python_backend_utils as pb_utils
+
+from tokenrouter.errors import RouterError
+from tokenrouter.orchestrator import Result, Run, Update
+from tokenrouter.triton.tensors import CallFields
+
+
+def triton_error(error: RouterError) -> Any:
+    """The error as Triton's own type, with its code."""
+    code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.INTERNAL)
+    return pb_utils.TritonError(str(error), code)
+
+
+class TritonReply:
+    """Answers one Triton request: any number of responses, then exactly one FINAL flag.
+
+    Args:
+        request: Triton's request (decoupled).
+        outputs: names of the output tensors that the model declares.
+    """
+
+    def __init__(self, request: Any, outputs: frozenset[str]) -> None:
+        self._sender = request.get_response_sender()
+        self._wanted = frozenset(request.requested_output_names()) & outputs or outputs
+        self._call = CallFields()
+        self._stream = False
+        self._prompt = ""
+        self._prompt_tokens = 0
+        # Clients read wall-clock times; the core knows only the monotonic clock.
+        self._epoch_ns = time.time_ns() - time.monotonic_ns()
+
+    def accept(self, call: CallFields, *, stream: bool, prompt: str, prompt_tokens: int) -> None:
+        """The request is valid: how it wants to be answered."""
+        self._call = call
+        self._stream = stream
+        self._prompt = prompt
+        self._prompt_tokens = prompt_tokens
+
+    def cancelled(self) -> bool:
+        """Whether the client went away."""
+        return bool(self._sender.is_cancelled())
+
+    def update(self, update: Update) -> None:
+        """Sends what is new."""
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if update.error is not None:
+            error = triton_error(update.error)
+            self._sender.send(pb_utils.InferenceResponse(error=error), flags=final)
+            return
+        self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)))
+        if update.final:
+            self._sender.send(flags=final)
+
+    def _tensors(self, update: Update) -> list[Any]:
+        values: dict[str, npt.NDArray[Any]] = {
+            "text_output": _strings([self._text(update)]),
+            "output_ids": np.array(update.tokens, dtype=np.int32),
+        }
+        if self._call.return_num_output_tokens:
+            values["num_output_tokens"] = _scalar(len(update.tokens), np.int32)
+        if self._call.return_num_input_tokens:
+            values["num_input_tokens"] = _scalar(self._prompt_tokens, np.int32)
+        if update.log_probs:
+            log_probs = np.array(update.log_probs, dtype=np.float32)
+            values["output_log_probs"] = log_probs[None, None]
+            values["cum_log_probs"] = log_probs.sum(keepdims=True)[None]
+        if update.result is not None:
+            values.update(self._last(update.result))
+        if self._call.return_routing:
+            values["routing"] = _strings([routing_json(update.runs, update.result)])
+        return [pb_utils.Tensor(name, value) for name, value in values.items() if name in self._wanted]
+
+    def _text(self, update: Update) -> str:
+        whole = not self._stream and not self._call.exclude_input_in_output
+        return self._prompt + update.text if whole else update.text
+
+    def _last(self, result: Result) -> dict[str, npt.NDArray[Any]]:
+        """What only the last response carries."""
+        values: dict[str, npt.NDArray[Any]] = {
+            "finish_reason": _strings([result.finish_reason]),
+            "batch_index": _scalar(0, np.int32),
+            "sequence_index": _scalar(0, np.int32),
+        }
+        if result.log_probs:
+            values["cum_log_probs"] = _scalar(sum(result.log_probs), np.float32)
+        if self._call.return_perf_metrics:
+            blocks = sum(result.kv_blocks.values())
+            counts = {"kv_cache_alloc_new_blocks": blocks, "kv_cache_alloc_total_blocks": blocks}
+            none = ("kv_cache_reused_blocks", "total_accepted_draft_tokens", "total_draft_tokens")
+            values.update({name: _scalar(count, np.int32) for name, count in counts.items()})
+            values.update({name: _scalar(0, np.int32) for name in none})
+            values["acceptance_rate"] = _scalar(0.0, np.float32)
+            values.update({name: _scalar(at + self._epoch_ns, np.int64) for name, at in _times(result).items()})
+        return values
+
+
+def _times(result: Result) -> dict[str, int]:
+    return {
+        "arrival_time_ns": result.arrived_ns,
+        "first_scheduled_time_ns": result.started_ns,
+        "first_token_time_ns": result.first_token_ns,
+        "last_token_time_ns": result.last_token_ns,
+    }
+
+
+def routing_json(runs: Sequence[Run], result: Result | None) -> str:
+    """Who wrote what: runs of this response, and with the last one the totals."""
+    routing: dict[str, Any] = {"runs": [{"model": run.model, "start": run.start, "end": run.end} for run in runs]}
+    if result is not None:
+        routing["tokens"] = result.tokens_by_model
+        routing["handoffs"] = result.handoffs
+        routing["policy"] = result.policy
+        routing["seed"] = result.seed
+    return json.dumps(routing)
+
+
+def _strings(values: Sequence[str]) -> npt.NDArray[Any]:
+    return np.array([value.encode("utf-8", "replace") for value in values], dtype=np.object_)
+
+
+def _scalar(value: float, dtype: Any) -> npt.NDArray[Any]:
+    return np.array([[value]], dtype=dtype)

@@ -1,0 +1,108 @@
+"""The two roles a model can have, as Triton's life cycle sees them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import triton_python_backend_utils as pb_utils
+
+from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
+from tokenrouter.config import entry_config, role_of, subserver_config
+from tokenrouter.deployment import Entry, build_subserver, direct_entry
+from tokenrouter.loops import DecodingLoop
+from tokenrouter.triton.frontend import Frontend
+from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
+from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_INPUTS, SUBSERVER_OUTPUTS
+
+
+class Role(Protocol):
+    """A running model."""
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Takes requests."""
+        ...
+
+    def finalize(self) -> None:
+        """Ends threads, closes sockets, frees memory."""
+        ...
+
+
+class OrchestratorRole:
+    """The entry model."""
+
+    def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
+        entry = Entry(entry_config(config), folder.parent)
+        self._frontend = Frontend(
+            entry, name=config["name"], share="routed", inputs=ENTRY_INPUTS, outputs=frozenset(ENTRY_OUTPUTS)
+        )
+        metrics = OrchestratorMetrics(config["name"], self._frontend.orchestrator)
+        self._frontend.start(metrics.publish)
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """See `Role`."""
+        self._frontend.execute(requests)
+
+    def finalize(self) -> None:
+        """See `Role`."""
+        self._frontend.stop()
+
+
+class SubserverRole:
+    """One LLM: its decoding loop, and a front end for calls that go to it directly."""
+
+    def __init__(self, config: Mapping[str, Any], folder: Path, version: str) -> None:
+        name = str(config["name"])
+        subserver = subserver_config(config, folder / version)
+        entry = direct_entry(name, subserver, folder.parent)
+        self._loop = DecodingLoop(
+            lambda: build_subserver(name, subserver, folder.parent),
+            UnixCarrier(listen=socket_path(runtime_dir(), name)),
+            publish=SubserverMetrics(name).publish,
+            name=f"decoding-{name}",
+        )
+        info = self._loop.start().engine.info
+        logging.getLogger(__name__).info("%s: %s", name, info)
+        self._frontend = Frontend(
+            entry, name=name, share="direct", inputs=SUBSERVER_INPUTS, outputs=frozenset(SUBSERVER_OUTPUTS)
+        )
+        self._frontend.start()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """See `Role`."""
+        self._frontend.execute(requests)
+
+    def finalize(self) -> None:
+        """See `Role`."""
+        self._frontend.stop()
+        self._loop.stop()
+
+
+def start_role(args: Mapping[str, str]) -> Role:
+    """The role that config.pbtxt names, started.
+
+    Args:
+        args: what Triton passes to `initialize`.
+
+    Raises:
+        ConfigError: names the file and the field; Triton shows the text as the reason why the model does not load.
+    """
+    logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], format="%(message)s", force=True)
+    config = json.loads(args["model_config"])
+    folder = Path(args["model_repository"])
+    if role_of(config) == "orchestrator":
+        return OrchestratorRole(config, folder)
+    return SubserverRole(config, folder, args["model_version"])
+
+
+class _TritonLog(logging.Handler):
+    """Sends log records to Triton's own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one record."""
+        logger = pb_utils.Logger
+        write = logger.log_error if record.levelno >= logging.ERROR else logger.log_info
+        write(self.format(record))

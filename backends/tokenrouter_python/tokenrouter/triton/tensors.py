@@ -1,0 +1,198 @@
+"""The tensors of the entry model and of a subserver that is called directly.
+
+Names, types and shapes are those of NVIDIA's `tensorrt_llm_bls`, so that existing TensorRT-LLM clients and NVIDIA's
+OpenAI frontend work unmodified. The tables below are the contract; the committed config.pbtxt files declare exactly
+these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenrouter.errors import InvalidRequest
+from tokenrouter.request import RequestFields
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One declared input tensor.
+
+    Attributes:
+        type: Triton data type without TYPE_.
+        dims: dimensions without the batch dimension.
+        field: attribute of `CallFields` or `RequestFields` it sets, or "" if only `harmless` values are accepted.
+        harmless: values that ask for nothing and are accepted without a field; None accepts any.
+        scalar: declared with `reshape: []` (clients send [1, 1], the backend sees [1]).
+    """
+
+    type: str
+    dims: tuple[int, ...] = (1,)
+    field: str = ""
+    harmless: tuple[Any, ...] | None = ()
+    scalar: bool = False
+
+
+_ROUTED_INPUTS: dict[str, Input] = {
+    "text_input": Input("STRING", field="text_input"),
+    "input_ids": Input("INT32", (-1,), field="input_ids"),
+    "max_tokens": Input("INT32", field="max_tokens"),
+    "min_tokens": Input("INT32", field="min_tokens"),
+    "min_length": Input("INT32", field="min_tokens"),
+    "bad_words": Input("STRING", (-1,), field="bad_words"),
+    "stop_words": Input("STRING", (-1,), field="stop_words"),
+    "exclude_input_in_output": Input("BOOL", field="exclude_input_in_output"),
+    "end_id": Input("INT32", field="end_id"),
+    "pad_id": Input("INT32", harmless=None),
+    "top_k": Input("INT32", field="top_k"),
+    "top_p": Input("FP32", field="top_p"),
+    "temperature": Input("FP32", field="temperature"),
+    "length_penalty": Input("FP32", harmless=(0.0, 1.0)),
+    "repetition_penalty": Input("FP32", field="repetition_penalty"),
+    "presence_penalty": Input("FP32", field="presence_penalty"),
+    "frequency_penalty": Input("FP32", field="frequency_penalty"),
+    "seed": Input("UINT64", field="seed"),
+    "return_log_probs": Input("BOOL", field="return_log_probs", scalar=True),
+    "stream": Input("BOOL", field="stream"),
+    "return_perf_metrics": Input("BOOL", field="return_perf_metrics"),
+    "return_num_input_tokens": Input("BOOL", field="return_num_input_tokens"),
+    "return_num_output_tokens": Input("BOOL", field="return_num_output_tokens"),
+    "policy": Input("STRING", field="policy"),
+    "policy_params": Input("STRING", field="policy_params"),
+    "return_routing": Input("BOOL", field="return_routing"),
+}
+
+_REFUSED_INPUTS: dict[str, Input] = {
+    "decoder_text_input": Input("STRING", harmless=("",)),
+    "return_context_logits": Input("BOOL", harmless=(False,), scalar=True),
+    "return_generation_logits": Input("BOOL", harmless=(False,), scalar=True),
+    "num_return_sequences": Input("INT32", harmless=(1,)),
+    "beam_width": Input("INT32", harmless=(1,)),
+    "prompt_embedding_table": Input("FP16", (-1, -1)),
+    "prompt_vocab_size": Input("INT32", harmless=(0,)),
+    "prompt_table_extra_id": Input("UINT64"),
+    "embedding_bias_words": Input("STRING", (-1,), harmless=("",)),
+    "embedding_bias_weights": Input("FP32", (-1,), harmless=(0.0,)),
+    "num_draft_tokens": Input("INT32", harmless=(0,)),
+    "use_draft_logits": Input("BOOL", harmless=(False,), scalar=True),
+    "lora_task_id": Input("UINT64", harmless=(0,)),
+    "lora_weights": Input("FP16", (-1, -1)),
+    "lora_config": Input("INT32", (-1, 3)),
+    "guided_decoding_guide_type": Input("STRING", harmless=("",)),
+    "guided_decoding_guide": Input("STRING", harmless=("",)),
+    "image_input": Input("FP16", (-1, -1, -1, -1)),
+    "image_bytes_input": Input("UINT8", (-1, -1, -1, -1)),
+    "image_url_input": Input("STRING", (-1,), harmless=("",)),
+    "video_bytes_input": Input("UINT8", (-1, -1, -1, -1)),
+}
+
+ENTRY_INPUTS: Mapping[str, Input] = {**_ROUTED_INPUTS, **_REFUSED_INPUTS}
+SUBSERVER_INPUTS: Mapping[str, Input] = {
+    name: tensor for name, tensor in _ROUTED_INPUTS.items() if name not in ("policy", "policy_params", "return_routing")
+}
+
+ENTRY_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "text_output": ("STRING", (-1,)),
+    "output_ids": ("INT32", (-1,)),
+    "finish_reason": ("STRING", (1,)),
+    "routing": ("STRING", (1,)),
+    "cum_log_probs": ("FP32", (-1,)),
+    "output_log_probs": ("FP32", (-1, -1)),
+    "batch_index": ("INT32", (1,)),
+    "sequence_index": ("INT32", (1,)),
+    "num_input_tokens": ("INT32", (1,)),
+    "num_output_tokens": ("INT32", (1,)),
+    "kv_cache_alloc_new_blocks": ("INT32", (1,)),
+    "kv_cache_reused_blocks": ("INT32", (1,)),
+    "kv_cache_alloc_total_blocks": ("INT32", (1,)),
+    "arrival_time_ns": ("INT64", (1,)),
+    "first_scheduled_time_ns": ("INT64", (1,)),
+    "first_token_time_ns": ("INT64", (1,)),
+    "last_token_time_ns": ("INT64", (1,)),
+    "acceptance_rate": ("FP32", (1,)),
+    "total_accepted_draft_tokens": ("INT32", (1,)),
+    "total_draft_tokens": ("INT32", (1,)),
+    "context_logits": ("FP32", (-1, -1)),
+    "generation_logits": ("FP32", (-1, -1, -1)),
+}
+SUBSERVER_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    name: output
+    for name, output in ENTRY_OUTPUTS.items()
+    if name not in ("routing", "context_logits", "generation_logits")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CallFields:
+    """What a client asked about the form of the answer."""
+
+    exclude_input_in_output: bool = False
+    return_perf_metrics: bool = False
+    return_num_input_tokens: bool = False
+    return_num_output_tokens: bool = False
+    return_routing: bool = False
+
+
+_CALL_FIELDS = frozenset(field.name for field in fields(CallFields))
+
+
+def read_inputs(
+    tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Input]
+) -> tuple[RequestFields, CallFields]:
+    """The fields of one request.
+
+    Args:
+        tensors: arrays by name, with the batch dimension.
+        table: what the model declares.
+
+    Raises:
+        InvalidRequest: names the tensor, its value and the allowed form.
+    """
+    request: dict[str, Any] = {}
+    call: dict[str, Any] = {}
+    for name, array in tensors.items():
+        declared = table[name]
+        values = _row(name, array)
+        if not declared.field:
+            _refuse_unless_harmless(name, declared, values)
+            continue
+        target = call if declared.field in _CALL_FIELDS else request
+        target[declared.field] = values if -1 in declared.dims else _one(name, values)
+    return RequestFields(**request), CallFields(**call)
+
+
+def _row(name: str, array: npt.NDArray[Any]) -> list[Any]:
+    """All values of the only row."""
+    if array.ndim > 1 and array.shape[0] != 1:
+        raise InvalidRequest(f"one prompt per request: {name} has {array.shape[0]} rows; send a request for each")
+    values: list[Any] = array.reshape(-1).tolist()
+    return [_text(name, value) for value in values] if array.dtype == np.object_ else values
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode("utf-8")
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"{name} is not valid UTF-8: {exc.reason} at byte {exc.start}; send UTF-8 text") from exc
+
+
+def _one(name: str, values: Sequence[Any]) -> Any:
+    if len(values) != 1:
+        raise InvalidRequest(f"{name} has {len(values)} values; send exactly one")
+    return values[0]
+
+
+def _refuse_unless_harmless(name: str, declared: Input, values: Sequence[Any]) -> None:
+    if declared.harmless is None:
+        return
+    for value in values:
+        if value not in declared.harmless:
+            allowed = " or ".join(repr(value) for value in declared.harmless)
+            remedy = f"leave it out or send {allowed}" if allowed else "leave it out"
+            raise InvalidRequest(f"{name} is not supported (got {value!r}): {remedy}")

@@ -1,0 +1,1 @@
+"""Model repositories from one YAML file: `python -m tools.build_repository`."""
