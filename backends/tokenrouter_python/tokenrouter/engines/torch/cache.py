@@ -77,8 +77,8 @@ class PagedCache:
         both = rows.view(num_sequences, -1, 2 * heads, self.shape.head_dim)[:, :length].transpose(1, 2)
         return both[:, :heads], both[:, heads:]
 
-    def zero(self, block_ids: tuple[int, ...]) -> None:
-        """Overwrites blocks with zeros in every layer."""
-        index = torch.tensor(block_ids, dtype=torch.int64, device=self._blocks[0].device)
-        for layer in self._blocks:
-            layer.index_fill_(0, index, 0)
+    @torch.inference_mode()
+    def zero(self, slots: Tensor) -> None:
+        """Overwrites slots, [n] int64, with zeros in every layer."""
+        for layer in self._slots:
+            layer.index_fill_(0, slots, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from tokenrouter.engines.torch.cache import CacheShape, PagedCache
 from tokenrouter.engines.torch.config import TorchEngineConfig
 from tokenrouter.engines.torch.threads import default_threads
 from tokenrouter.errors import ConfigError, EngineFailed
+
+if TYPE_CHECKING:
+    from tokenrouter.engines.base import Engine
 
 # Multiply-adds that a CPU core, or a GPU, does in the time that the operator calls of one more group take.
 CPU_GROUP_COST = 200_000
@@ -179,14 +183,15 @@ class TorchEngine:
         if handle.row < 0 or length < 0:
             raise EngineFailed(f"cannot truncate to {length} tokens: the sequence is closed or the length is negative")
         self._tables.lengths[handle.row] = min(length, int(self._tables.lengths[handle.row]))
+        if handle.poisoned:
+            self._cleanse(handle, length)
 
     def close(self, handle: SequenceHandle) -> None:
         """Gives the lease back. Closing twice is harmless."""
         if handle.row < 0:
             return
         if handle.poisoned:
-            # Masked positions weigh 0, but 0 times NaN is NaN: the next owner of these blocks must not find one.
-            self._cache.zero(handle.lease.block_ids)
+            self._cleanse(handle, 0)
         self._tables.remove(handle.row)
         handle.row = -1
         handle.lease.release()
@@ -241,6 +246,15 @@ class TorchEngine:
         for handle in handles:
             handle.poisoned = handle.poisoned or handle.row in bad_rows
 
+    def _cleanse(self, handle: SequenceHandle, start: int) -> None:
+        """Zeroes the slots of a sequence from position `start` on.
+
+        Masked positions weigh 0, but 0 times NaN is NaN: whoever writes there next must not find one.
+        """
+        positions = np.arange(start, len(handle.lease.block_ids) * self._info.block_tokens)
+        slots = self._tables.slots(np.full_like(positions, handle.row), positions)
+        self._cache.zero(torch.from_numpy(slots).to(self._ready_mask.device))
+
     def _check(self, probe: loading.Probe) -> None:
         """Compares with what the model computed by itself.
 
@@ -259,3 +273,7 @@ class TorchEngine:
         finally:
             self.close(handle)
             self._attention.checking = False
+
+
+if TYPE_CHECKING:
+    _: type[Engine] = TorchEngine
