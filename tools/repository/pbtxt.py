@@ -97,9 +97,7 @@ def _inputs(table: Mapping[str, Input]) -> str:
 
 
 def _input(name: str, tensor: Input) -> str:
-    reshape = ", reshape: { shape: [ ] }" if tensor.scalar else ""
-    optional = ", optional: true"
-    return f'{{ name: "{name}", data_type: TYPE_{tensor.type}, dims: {_dims(tensor.dims)}{reshape}{optional} }}'
+    return f'{{ name: "{name}", data_type: TYPE_{tensor.type}, dims: {_dims(tensor.dims)}, optional: true }}'
 
 
 def _outputs(table: Mapping[str, tuple[str, tuple[int, ...]]]) -> str:

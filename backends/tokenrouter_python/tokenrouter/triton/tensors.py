@@ -27,14 +27,12 @@ class Input:
         dims: dimensions without the batch dimension.
         field: attribute of `CallFields` or `RequestFields` it sets, or "" if only `harmless` values are accepted.
         harmless: values that ask for nothing and are accepted without a field; None accepts any.
-        scalar: declared with `reshape: []` (clients send [1, 1], the backend sees [1]).
     """
 
     type: str
     dims: tuple[int, ...] = (1,)
     field: str = ""
     harmless: tuple[Any, ...] | None = ()
-    scalar: bool = False
 
 
 _ROUTED_INPUTS: dict[str, Input] = {
@@ -56,7 +54,7 @@ _ROUTED_INPUTS: dict[str, Input] = {
     "presence_penalty": Input("FP32", field="presence_penalty"),
     "frequency_penalty": Input("FP32", field="frequency_penalty"),
     "seed": Input("UINT64", field="seed"),
-    "return_log_probs": Input("BOOL", field="return_log_probs", scalar=True),
+    "return_log_probs": Input("BOOL", field="return_log_probs"),
     "stream": Input("BOOL", field="stream"),
     "return_perf_metrics": Input("BOOL", field="return_perf_metrics"),
     "return_num_input_tokens": Input("BOOL", field="return_num_input_tokens"),
@@ -68,8 +66,8 @@ _ROUTED_INPUTS: dict[str, Input] = {
 
 _REFUSED_INPUTS: dict[str, Input] = {
     "decoder_text_input": Input("STRING", harmless=("",)),
-    "return_context_logits": Input("BOOL", harmless=(False,), scalar=True),
-    "return_generation_logits": Input("BOOL", harmless=(False,), scalar=True),
+    "return_context_logits": Input("BOOL", harmless=(False,)),
+    "return_generation_logits": Input("BOOL", harmless=(False,)),
     "num_return_sequences": Input("INT32", harmless=(1,)),
     "beam_width": Input("INT32", harmless=(1,)),
     "prompt_embedding_table": Input("FP16", (-1, -1)),
@@ -78,7 +76,7 @@ _REFUSED_INPUTS: dict[str, Input] = {
     "embedding_bias_words": Input("STRING", (-1,), harmless=("",)),
     "embedding_bias_weights": Input("FP32", (-1,), harmless=(0.0,)),
     "num_draft_tokens": Input("INT32", harmless=(0,)),
-    "use_draft_logits": Input("BOOL", harmless=(False,), scalar=True),
+    "use_draft_logits": Input("BOOL", harmless=(False,)),
     "lora_task_id": Input("UINT64", harmless=(0,)),
     "lora_weights": Input("FP16", (-1, -1)),
     "lora_config": Input("INT32", (-1, 3)),

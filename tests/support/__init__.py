@@ -1,0 +1,1 @@
+"""Things that unit and integration tests share."""
