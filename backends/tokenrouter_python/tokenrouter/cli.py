@@ -1,0 +1,138 @@
+"""The command line: `tokenrouter generate "..."`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from tokenrouter.errors import RouterError
+
+if TYPE_CHECKING:
+    from tokenrouter.orchestrator import Result
+
+_STYLES = ("green", "magenta", "cyan", "yellow", "blue", "red")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Token-level LLM routing on NVIDIA Triton.")
+
+
+@app.callback()
+def _group() -> None:
+    """Token-level LLM routing on NVIDIA Triton."""
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the response.")] = 256,
+    policy: Annotated[str | None, typer.Option(help="Routing policy; default: the deployment's.")] = None,
+    policy_params: Annotated[str | None, typer.Option(help="The policy's parameters as JSON.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k most likely tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample among the most likely tokens of this mass.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; default: a random one, printed.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Print tokens as they come.")] = False,
+    url: Annotated[str, typer.Option(help="Triton's gRPC endpoint.")] = "127.0.0.1:8001",
+    model: Annotated[str, typer.Option(help="Name of the entry model.")] = "tokenrouter",
+    offline: Annotated[Path | None, typer.Option(help="Run this model repository here, without a server.")] = None,
+) -> None:
+    """Prints one response, coloured by the model that wrote each token, and who wrote how much."""
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    fields: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "policy": policy,
+        "policy_params": policy_params,
+        **{name: value for name, value in sampling.items() if value is not None},
+    }
+    try:
+        pieces = _offline(offline, model, prompt, fields) if offline else _server(url, model, prompt, fields)
+        _print(pieces, stream=stream)
+    except RouterError as exc:
+        Console(stderr=True).print(Text(f"error: {exc}", style="bold red"))
+        raise typer.Exit(1) from exc
+
+
+Piece = tuple[str, str, int, "dict[str, Any] | None"]
+"""Text, the model that wrote it, number of tokens, and with the last piece the totals."""
+
+
+def _server(url: str, model: str, prompt: str, fields: dict[str, Any]) -> Iterator[Piece]:
+    from tokenrouter.client import stream as stream_from
+
+    writer = ""
+    for chunk in stream_from(url, prompt, model=model, **fields):
+        runs = chunk.routing["runs"]
+        writer = runs[-1]["model"] if runs else writer
+        yield chunk.text, writer, len(chunk.output_ids), chunk.routing if "tokens" in chunk.routing else None
+
+
+def _offline(repository: Path, model: str, prompt: str, fields: dict[str, Any]) -> Iterator[Piece]:
+    """Loads the models now, so that the time measured later is that of generation."""
+    from tokenrouter.offline import TokenRouter
+
+    router = TokenRouter.from_repository(repository, entry=model)
+
+    def pieces() -> Iterator[Piece]:
+        writer = ""
+        with router:
+            for update in router.stream(prompt, **fields):
+                writer = update.runs[-1].model if update.runs else writer
+                totals = None if update.result is None else _totals(update.result)
+                yield update.text, writer, len(update.tokens), totals
+
+    return pieces()
+
+
+def _totals(result: Result) -> dict[str, Any]:
+    return {
+        "tokens": result.tokens_by_model,
+        "handoffs": result.handoffs,
+        "policy": result.policy,
+        "seed": result.seed,
+    }
+
+
+def _print(pieces: Iterator[Piece], *, stream: bool) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    styles: dict[str, str] = {}
+    answer, count, totals = Text(), 0, None
+    started = first = time.perf_counter()
+    for text, writer, tokens, last in pieces:
+        first = first if count else time.perf_counter()
+        count += tokens
+        totals = last or totals
+        style = styles.setdefault(writer, _STYLES[len(styles) % len(_STYLES)])
+        if stream:
+            console.print(Text(text, style=style), end="")
+            sys.stdout.flush()
+        else:
+            answer.append(text, style=Style.parse(style))
+    now = time.perf_counter()
+    console.print(answer if not stream else "")
+    console.print(_summary(totals or {}, styles, count, first - started, now - started))
+
+
+def _summary(totals: dict[str, Any], styles: dict[str, str], count: int, first_s: float, took_s: float) -> Text:
+    line = Text()
+    for model, tokens in totals.get("tokens", {}).items():
+        line.append(f"{model} {tokens}", style=styles.get(model, "dim")).append(" tokens, ")
+    line.append(
+        f"{totals.get('handoffs', 0)} hand-offs, {count / took_s:.1f} tokens/s, first token {first_s * 1e3:.0f} ms"
+    )
+    return line.append(f" (policy {totals.get('policy', '?')}, seed {totals.get('seed', '?')})", style="dim")
+
+
+def main() -> None:
+    """Entry point."""
+    app()
+
+
+if __name__ == "__main__":
+    main()
