@@ -1,0 +1,262 @@
+"""`python -m tools.evaluate`: accuracy against cost for a list of policies, and a cost-quality plot.
+
+Runs a problem set through the offline engine or a running server, with small-only and large-only as end points. Writes
+a CSV (one row per policy and parameters) and a plot: accuracy against the share of tokens by the large model, and
+against the time per answer.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from tokenrouter.client import stream as stream_from
+from tokenrouter.config import entry_config
+from tokenrouter.errors import RouterError
+from tokenrouter.offline import TokenRouter
+from tokenrouter.repository import read_model_config
+from tools.demo_models.task import Problem, check, load_problems
+
+DEFAULT_POLICIES = ("rstitch:threshold=0.02", "rstitch:threshold=0.05", "rstitch:threshold=0.1", "random:p=0.3")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the comparison: a policy with parameters, and how it is called in tables."""
+
+    label: str
+    policy: str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is needed of one response."""
+
+    text: str
+    tokens: dict[str, int]
+    handoffs: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of the result. `share_large`: of all tokens, not counting those of the first model."""
+
+    label: str
+    policy: str
+    params: str
+    problems: int
+    accuracy: float
+    share_large: float
+    tokens_per_answer: float
+    handoffs_per_answer: float
+    seconds_per_answer: float
+
+
+Generate = Callable[[Sequence[Problem], Setting, Callable[[int], None]], list[Answer]]
+
+
+def parse_setting(text: str) -> Setting:
+    """`policy` or `policy:key=value,key=value`; values are JSON, or text if they are not."""
+    policy, _, rest = text.partition(":")
+    params = dict(item.split("=", 1) for item in rest.split(",") if item)
+    return Setting(text, policy, {key: _value(value) for key, value in params.items()})
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def end_points(models: Sequence[str]) -> list[Setting]:
+    """Every model alone."""
+    return [Setting(f"{name} only", "single", {"model": name}) for name in models]
+
+
+def offline_generator(router: TokenRouter, max_tokens: int) -> Generate:
+    """All problems at once in this process; the time per answer is wall-clock time by the number of answers."""
+
+    def generate(problems: Sequence[Problem], setting: Setting, progress: Callable[[int], None]) -> list[Answer]:
+        started = time.perf_counter()
+        results = router.generate(
+            [problem.prompt for problem in problems],
+            progress=progress,
+            max_tokens=max_tokens,
+            policy=setting.policy,
+            policy_params=json.dumps(setting.params),
+            seed=0,
+        )
+        seconds = (time.perf_counter() - started) / len(problems)
+        return [Answer(result.text, result.tokens_by_model, result.handoffs, seconds) for result in results]
+
+    return generate
+
+
+def server_generator(url: str, model: str, max_tokens: int, concurrency: int) -> Generate:
+    """Through a running server, `concurrency` requests at a time; the time per answer is a request's latency."""
+
+    def generate(problems: Sequence[Problem], setting: Setting, progress: Callable[[int], None]) -> list[Answer]:
+        def one(problem: Problem) -> Answer:
+            started = time.perf_counter()
+            params = json.dumps(setting.params)
+            chunks = list(
+                stream_from(
+                    url,
+                    problem.prompt,
+                    model=model,
+                    max_tokens=max_tokens,
+                    policy=setting.policy,
+                    policy_params=params,
+                    seed=0,
+                )
+            )
+            totals = chunks[-1].routing
+            text = "".join(chunk.text for chunk in chunks)
+            return Answer(text, totals["tokens"], totals["handoffs"], time.perf_counter() - started)
+
+        with ThreadPoolExecutor(concurrency) as pool:
+            answers = []
+            for answer in pool.map(one, problems):
+                answers.append(answer)
+                progress(len(answers))
+        return answers
+
+    return generate
+
+
+def measure(problems: Sequence[Problem], setting: Setting, answers: Sequence[Answer], small: str) -> Point:
+    """One row of the table."""
+    count = len(problems)
+    pairs = zip(problems, answers, strict=True)
+    right = sum(check(problem.prompt, answer.text, problem.answer) for problem, answer in pairs)
+    tokens = sum(sum(answer.tokens.values()) for answer in answers)
+    by_small = sum(answer.tokens.get(small, 0) for answer in answers)
+    return Point(
+        label=setting.label,
+        policy=setting.policy,
+        params=json.dumps(setting.params),
+        problems=count,
+        accuracy=right / count,
+        share_large=1.0 - by_small / tokens,
+        tokens_per_answer=tokens / count,
+        handoffs_per_answer=sum(answer.handoffs for answer in answers) / count,
+        seconds_per_answer=sum(answer.seconds for answer in answers) / count,
+    )
+
+
+def evaluate(problems: Sequence[Problem], settings: Sequence[Setting], generate: Generate, small: str) -> list[Point]:
+    """All points, with a progress bar on stderr."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    points = []
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        for setting in settings:
+            task = bar.add_task(setting.label, total=len(problems))
+
+            def advance(done: int, task: Any = task) -> None:
+                bar.update(task, completed=done)
+
+            points.append(measure(problems, setting, generate(problems, setting, advance), small))
+    return points
+
+
+def write_csv(points: Sequence[Point], path: Path) -> None:
+    """One row per point."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Point)])
+        writer.writeheader()
+        writer.writerows(asdict(point) for point in points)
+
+
+def plot(points: Sequence[Point], path: Path) -> None:
+    """Accuracy against the share of large tokens, and against the time per answer; a line per policy."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    policies = list(dict.fromkeys(point.policy for point in points if point.policy != "single"))
+    for axis, name in zip(axes, ("share_large", "seconds_per_answer"), strict=True):
+        for i, policy in enumerate(policies):
+            chosen = sorted((p for p in points if p.policy == policy), key=lambda p: float(getattr(p, name)))
+            xs = [float(getattr(p, name)) for p in chosen]
+            axis.plot(xs, [p.accuracy for p in chosen], marker="o", color=f"C{i}", label=policy)
+        for point in (p for p in points if p.policy == "single"):
+            axis.plot(float(getattr(point, name)), point.accuracy, marker="*", markersize=13, color="black")
+            axis.annotate(
+                point.label, (float(getattr(point, name)), point.accuracy), (5, -12), textcoords="offset points"
+            )
+        axis.grid(alpha=0.3)
+    axes[0].set(xlabel="share of tokens by the large model", ylabel="exact-answer accuracy")
+    axes[1].set(xlabel="time per answer (s)")
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def print_table(points: Sequence[Point]) -> None:
+    """The table on stdout."""
+    table = Table("policy", "accuracy", "large tokens", "tokens/answer", "hand-offs/answer", "ms/answer")
+    for point in points:
+        table.add_row(
+            point.label,
+            f"{point.accuracy:.1%}",
+            f"{point.share_large:.1%}",
+            f"{point.tokens_per_answer:.1f}",
+            f"{point.handoffs_per_answer:.2f}",
+            f"{point.seconds_per_answer * 1e3:.1f}",
+        )
+    Console(width=110).print(table)
+
+
+def main(
+    policy: Annotated[list[str] | None, typer.Option(help="policy or policy:key=value,...; may be repeated.")] = None,
+    problems: Annotated[Path, typer.Option(help="JSON lines with prompt and answer.")] = Path(
+        "configs/demo/problems.jsonl"
+    ),
+    count: Annotated[int | None, typer.Option(help="Only the first so many problems.")] = None,
+    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
+    url: Annotated[str | None, typer.Option(help="Triton's gRPC endpoint; default: the offline engine.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests at a time (server only).")] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 160,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Where to write the points.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where to draw them (PNG).")] = None,
+) -> None:
+    """Accuracy and cost of small only, large only and the given policies on a problem set."""
+    try:
+        chosen = load_problems(problems)[:count]
+        models = entry_config(read_model_config(repository / entry)).models
+        settings = [*end_points(models), *map(parse_setting, policy or DEFAULT_POLICIES)]
+        if url is not None:
+            points = evaluate(chosen, settings, server_generator(url, entry, max_tokens, concurrency), models[0])
+        else:
+            with TokenRouter.from_repository(repository, entry=entry) as router:
+                points = evaluate(chosen, settings, offline_generator(router, max_tokens), models[0])
+    except (RouterError, OSError, ValueError) as exc:
+        sys.exit(f"error: {exc}")
+    print_table(points)
+    if csv_file is not None:
+        write_csv(points, csv_file)
+    if plot_file is not None:
+        plot(points, plot_file)
+
+
+if __name__ == "__main__":
+    typer.run(main)
