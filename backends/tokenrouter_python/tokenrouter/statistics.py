@@ -13,7 +13,9 @@ BATCH_BUCKETS: tuple[float, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 12
 SECONDS_BUCKETS: tuple[float, ...] = (
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
-TOKEN_BUCKETS: tuple[float, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+HANDOFF_BUCKETS: tuple[float, ...] = (
+    0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.005, 0.01, 0.05,
+)  # fmt: skip
 
 
 @dataclass
@@ -53,7 +55,7 @@ class SubserverStatistics:
     batch_size: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
     ready_wait: Histogram = field(default_factory=seconds)
     step_time: Histogram = field(default_factory=seconds)
-    handoff: Histogram = field(default_factory=seconds)
+    handoff: Histogram = field(default_factory=lambda: Histogram(HANDOFF_BUCKETS))
     new_tokens: int = 0
     extended_tokens: int = 0
     committed_tokens: int = 0

@@ -1,0 +1,63 @@
+"""Reads a server's /metrics page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """All samples of one look at /metrics, by name and labels."""
+
+    samples: dict[tuple[str, Labels], float]
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum over all samples of this name whose labels include the given ones; 0 if there are none."""
+        wanted = frozenset(labels.items())
+        return sum(value for (sample, own), value in self.samples.items() if sample == name and wanted <= own)
+
+    def labels(self, name: str, label: str, **labels: str) -> list[str]:
+        """All values of a label among the samples of this name."""
+        wanted = frozenset(labels.items())
+        found = {dict(own).get(label) for sample, own in self.samples if sample == name and wanted <= own}
+        return sorted(value for value in found if value is not None)
+
+    def since(self, earlier: Scrape) -> Scrape:
+        """What was added since an earlier scrape; meaningful for counters."""
+        return Scrape({key: value - earlier.samples.get(key, 0.0) for key, value in self.samples.items()})
+
+    def buckets(self, name: str, **labels: str) -> list[tuple[float, float]]:
+        """(upper bound, count in this bucket) of a histogram, by rising bound."""
+        bounds = sorted(self.labels(f"{name}_bucket", "le", **labels), key=float)
+        cumulative = [self.value(f"{name}_bucket", le=bound, **labels) for bound in bounds]
+        return [
+            (float(bound), high - low) for bound, low, high in zip(bounds, [0.0, *cumulative], cumulative, strict=False)
+        ]
+
+    def quantile(self, name: str, q: float, **labels: str) -> float:
+        """The q-quantile of a histogram, linear within its bucket; NaN if it is empty."""
+        buckets = self.buckets(name, **labels)
+        target, seen, low = q * sum(count for _, count in buckets), 0.0, 0.0
+        for bound, count in buckets:
+            if count and seen + count >= target:
+                return low if math.isinf(bound) else low + (bound - low) * (target - seen) / count
+            seen, low = seen + count, bound
+        return math.nan
+
+
+def scrape(url: str) -> Scrape:
+    """Fetches and parses a metrics page.
+
+    Args:
+        url: for example ``http://127.0.0.1:8002/metrics``.
+    """
+    with urlopen(url, timeout=10) as response:
+        text = response.read().decode("utf-8")
+    samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+    return Scrape({(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples})
