@@ -17,6 +17,12 @@ __all__ = ["BUILTIN", "Policy", "PolicyContext", "load_policy", "policy_class"]
 
 BUILTIN: Mapping[str, str] = MappingProxyType(
     {
+        "citer": "tokenrouter.policies.citer:Citer",
+        "collm": "tokenrouter.policies.collm:CoLLM",
+        "glimprouter": "tokenrouter.policies.glimprouter:GlimpRouter",
+        "me": "tokenrouter.policies.me:ME",
+        "query_level": "tokenrouter.policies.query_level:QueryLevel",
+        "r2r": "tokenrouter.policies.r2r:R2R",
         "random": "tokenrouter.policies.random:Random",
         "rstitch": "tokenrouter.policies.rstitch:RStitch",
         "scripted": "tokenrouter.policies.scripted:Scripted",

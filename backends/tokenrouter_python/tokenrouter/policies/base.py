@@ -1,6 +1,7 @@
 """The policy interface: who writes the next token of a request?
 
-A policy is written for one request and executed for a batch. Four methods, called in this order:
+A policy is written for one request and executed for a batch. Four methods, called in this order (two more, `prepare`
+and `mask`, are only for policies that load weights or restrict what a model may sample):
 
 1. ``entry(request)``, once at admission in the orchestrator: the model that writes first.
 2. ``receive(row)``, in a subserver when a request arrives there (the first time, and after each hand-off): how long
@@ -182,8 +183,11 @@ class PolicyContext:
 
     Attributes:
         models: names of all models of the deployment, in the order of its configuration (small first).
-        directory: what relative paths in parameters (checkpoints) are relative to, or None.
-        extras: objects that the place of execution offers (for example ``tokenizer``), by name.
+        directory: what relative paths in parameters (checkpoints) are relative to, or None. If given, no path in
+            parameters leads out of it, because clients send parameters too.
+        extras: objects that the place of execution offers, by name. In use: ``tokenizer`` (a `tokenizers.Tokenizer`),
+            ``input_embedding`` (callable, model name to its [V, H] input embedding), ``device`` (where that process
+            keeps logits and hidden states, for example ``cuda:0``; default ``cpu``).
     """
 
     models: tuple[str, ...]
@@ -219,6 +223,41 @@ class Policy:
 
     def check(self) -> None:
         """Raises `InvalidRequest` or `ConfigError` if the parameters make no sense; called once."""
+
+    def extra(self, name: str) -> Any:
+        """What the place of execution offers under this name, see `PolicyContext.extras`.
+
+        Raises:
+            ConfigError: it is not offered here.
+        """
+        found = self.context.extras.get(name)
+        if found is None:
+            offered = ", ".join(sorted(self.context.extras)) or "nothing"
+            raise ConfigError(f"policy {self.name!r} needs {name!r}, which is not offered where it runs ({offered} is)")
+        return found
+
+    def prepare(self, model: str) -> None:
+        """Loads what this policy needs to run at `model`, so that errors show at start. Default: nothing.
+
+        Called once per model in the process that runs it, before the first `route`, and with "" in the orchestrator,
+        before the first `entry`. Policies also load lazily, so that an instance for a client's own parameters works
+        without this call.
+
+        Raises:
+            ConfigError: a file is missing, damaged or made for other models.
+        """
+
+    def mask(self, model: str, vocab_size: int) -> Sequence[int]:
+        """Token ids that `model` must never sample for this policy's requests. Default: none.
+
+        The sampler bans them before greedy choice, temperature and filters; `RouteBatch.logits` stay raw, so a policy
+        still sees the values of these columns. Constant per policy and model: asked once, when a request opens.
+
+        Args:
+            model: the model that samples.
+            vocab_size: width V of its logits.
+        """
+        return ()
 
     def visited(self) -> tuple[str, ...]:
         """Models a request may visit; KV is reserved on these. Default: all."""

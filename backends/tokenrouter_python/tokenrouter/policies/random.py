@@ -8,16 +8,15 @@ small-only and large-only outputs.
 
 from __future__ import annotations
 
-from tokenrouter.errors import InvalidRequest
-from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row, Visit
+from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.one_token import OneToken, check_unit
 from tokenrouter.rng import Stream, uniform
 
 
-class Random(Policy):
+class Random(OneToken):
     """Leaves the small model for one token where a draw falls below `p`."""
 
     name = "random"
-    two_models = True
 
     class Params(PolicyParams):
         """Knobs of `Random`. `p`: expected share of tokens by the large model, in [0, 1]."""
@@ -26,18 +25,9 @@ class Random(Policy):
 
     def check(self) -> None:
         """Refuses probabilities outside [0, 1]; NaN is outside."""
-        if not 0.0 <= self.params.p <= 1.0:
-            raise InvalidRequest(f"policy_params.p is {self.params.p}; it lies in [0, 1]")
+        check_unit("p", self.params.p)
 
-    def receive(self, row: Row) -> Visit:
-        """One token at the large model."""
-        return Visit(limit=1, then=self.models[0]) if row.model == self.models[1] else Visit()
-
-    def route(self, batch: RouteBatch) -> Destinations:
+    def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""
         leaves: Destinations = uniform(batch.seeds, batch.positions, Stream.ROUTING) < self.params.p
         return leaves
-
-    def send(self, row: Row, target: str) -> Handoff:
-        """The small model's token is discarded."""
-        return Handoff(keep_token=False)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from tokenrouter.errors import InvalidRequest
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
+from tokenrouter.policies.measures import entropy
+from tokenrouter.policies.one_token import check_unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,19 +37,14 @@ class RStitch(Policy):
 
     def check(self) -> None:
         """Refuses thresholds outside [0, 1]; NaN is outside."""
-        if not 0.0 <= self.params.threshold <= 1.0:
-            raise InvalidRequest(f"policy_params.threshold is {self.params.threshold}; it lies in [0, 1]")
+        check_unit("threshold", self.params.threshold)
 
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] bool: unsure leaves small, sure leaves large."""
-        log_p = batch.logits.log_softmax(-1)
         if self.params.measure == "max_prob":
-            unsure: Tensor = log_p.amax(-1).exp() < self.params.threshold
+            unsure: Tensor = batch.logits.softmax(-1).amax(-1) < self.params.threshold
         else:
-            p = log_p.exp()
-            # p ln p counts as 0 at p = 0, where the product is NaN.
-            entropy = -(p * log_p).nan_to_num(0.0).sum(-1) / math.log(log_p.shape[-1])
-            unsure = entropy > self.params.threshold
+            unsure = entropy(batch.logits) / math.log(batch.logits.shape[-1]) > self.params.threshold
         return unsure if batch.model == self.models[0] else ~unsure
 
     def send(self, row: Row, target: str) -> Handoff:

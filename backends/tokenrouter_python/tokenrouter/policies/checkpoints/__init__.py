@@ -1,0 +1,52 @@
+"""Files of trained routers: our own safetensors format (`native`) and readers of the formats of the sources.
+
+Only this module and `native` come without torch; the readers (`r2r`, `citer`, `collm`, `win_rate`) are imported by the
+policy that needs one, where it runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.policies.base import PolicyContext
+from tokenrouter.policies.checkpoints.native import KINDS, RouterFile, is_native, load_router, save_router
+
+__all__ = ["KINDS", "RouterFile", "cached", "is_native", "load_router", "resolve", "save_router"]
+
+
+def resolve(context: PolicyContext, path: str) -> Path:
+    """A path from parameters as an existing file or folder.
+
+    Relative paths are relative to `context.directory`, and no path leads out of it: parameters also come from clients.
+    The check is on the path's text, so an operator may place symbolic links in the directory.
+
+    Raises:
+        InvalidRequest: the path leads out of the directory.
+        ConfigError: nothing is there.
+    """
+    root = context.directory
+    full = os.path.abspath(os.path.join(root or "", path))
+    if root is not None and os.path.commonpath([full, os.path.abspath(root)]) != os.path.abspath(root):
+        raise InvalidRequest(f"checkpoint {path!r} lies outside of the deployment's folder; put it there or link it")
+    if not os.path.exists(full):
+        raise ConfigError(f"checkpoint {path!r} does not exist; paths are relative to the deployment's folder")
+    return Path(full)
+
+
+def cached(loader: Callable[[Path, str], Any], path: Path, device: str) -> Any:
+    """`loader(path, device)`, remembered until the file changes: policy instances share weights.
+
+    Errors of the loader are not remembered.
+    """
+    stat = path.stat()
+    return _cached(loader, path, device, (stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=8)
+def _cached(loader: Callable[[Path, str], Any], path: Path, device: str, stamp: tuple[int, int]) -> Any:
+    return loader(path, device)

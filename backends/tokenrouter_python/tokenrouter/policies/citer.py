@@ -1,0 +1,56 @@
+"""CITER (arXiv 2502.01976): a network on the small model's hidden state scores its confidence.
+
+Evaluated after every forward pass of the small model on the hidden state that predicted the token; no logits, no token
+id, no history. score = network(h) in (0, 1) says that the small model is good enough; **score < threshold** leaves. The
+token is discarded, the large model writes exactly one. Source: aiming-lab/CITER, src/pipeline/token_route.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenrouter.errors import InvalidRequest
+from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.one_token import LearnedOneToken
+
+if TYPE_CHECKING:
+    from tokenrouter.policies.checkpoints.citer import CiterNetwork
+
+
+class Citer(LearnedOneToken):
+    """Leaves for one token where the confidence score falls below the threshold."""
+
+    name = "citer"
+    default_threshold = 0.95
+
+    class Params(PolicyParams):
+        """Knobs of `Citer`.
+
+        `checkpoint`: an official ``.pth`` file or our ``.safetensors``. `threshold`: in [0, 1], by default the file's,
+        else 0.95; the source's examples use 0.9 and 0.95, the TokenRouter paper 0.98.
+        """
+
+        checkpoint: str = ""
+        threshold: float | None = None
+
+    def check(self) -> None:
+        """Refuses a threshold outside [0, 1] and a missing checkpoint."""
+        super().check()
+        if not self.params.checkpoint:
+            raise InvalidRequest(
+                "policy_params.checkpoint is missing: citer needs a trained router (.pth, .safetensors)"
+            )
+
+    @staticmethod
+    def load(path: Path, device: str) -> CiterNetwork:
+        """The network of a file."""
+        from tokenrouter.policies.checkpoints.citer import load_citer
+
+        return load_citer(path, device)
+
+    def leaves(self, batch: RouteBatch) -> Destinations:
+        """[B] bool."""
+        network: CiterNetwork = self.network(str(batch.logits.device))
+        hidden = self.hidden(batch, network.hidden_size, f"{network.origin}: mlp.0.weight")
+        return network.score(hidden) < self.threshold(network.threshold)

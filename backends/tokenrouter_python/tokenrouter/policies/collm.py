@@ -1,0 +1,116 @@
+"""Co-LLM (arXiv 2403.03870): the small model itself says, by one extra row of its LM head, that it defers.
+
+d = sigmoid(g . h), with g the deferral row and h the hidden state fed to the LM head; not part of a softmax, no
+temperature. **d > threshold** leaves. The token is discarded, the large model writes exactly one. d is read from the
+small model's last logit column, or, if `checkpoint` names the row as a file of its own, computed from hidden states.
+Source: clinicalml/co-llm, collm/generate.py.
+
+The extra column and every id beyond the large model's vocabulary are banned from sampling (`Policy.mask`): the source
+takes the argmax over the first len(tokenizer of the large model) columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tokenrouter.errors import InvalidRequest
+from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.one_token import LearnedOneToken
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tokenrouter.policies.checkpoints.collm import DeferralRow
+
+
+class CoLLM(LearnedOneToken):
+    """Leaves for one token where the deferral probability exceeds the threshold."""
+
+    name = "collm"
+    default_threshold = 0.5
+
+    class Params(PolicyParams):
+        """Knobs of `CoLLM`.
+
+        `checkpoint`: the deferral row as a file (our ``.safetensors``, a tensor saved by torch.save, or the folder of
+        the fine-tuned model); "" = last logit column. `threshold`: in [0, 1], by default the file's, else 0.5; the
+        TokenRouter paper uses 0.15. `vocab_size`: the small model samples ids below this; by default the deployment's
+        tokenizer decides. `warmup`: the threshold starts at 1 and reaches its value at position `warmup_tokens`.
+        `mode`: only ``defer`` can be served.
+        """
+
+        checkpoint: str = ""
+        threshold: float | None = None
+        vocab_size: int | None = None
+        warmup: Literal["none", "linear", "cosine", "exponential"] = "none"
+        warmup_tokens: int = 15
+        mode: Literal["defer", "compose"] = "defer"
+
+    def check(self) -> None:
+        """Refuses a threshold outside [0, 1], sizes below 1, and `compose`."""
+        super().check()
+        params = self.params
+        if params.mode == "compose":
+            raise InvalidRequest(
+                "policy_params.mode 'compose' mixes the distributions of both models at one position; this server's "
+                "models exchange tokens, not distributions. Use 'defer'"
+            )
+        if params.vocab_size is not None and params.vocab_size < 1:
+            raise InvalidRequest(f"policy_params.vocab_size is {params.vocab_size}; it is at least 1")
+        if params.warmup_tokens < 1:
+            raise InvalidRequest(f"policy_params.warmup_tokens is {params.warmup_tokens}; it is at least 1")
+        if params.warmup == "exponential" and params.threshold == 0.0:
+            raise InvalidRequest("policy_params.warmup 'exponential' never reaches threshold 0; use 'linear'")
+
+    def uses_checkpoint(self) -> bool:
+        """Whether the row is a file, rather than a logit column."""
+        return bool(self.params.checkpoint)
+
+    @staticmethod
+    def load(path: Path, device: str) -> DeferralRow:
+        """The row of a file."""
+        from tokenrouter.policies.checkpoints.collm import load_deferral
+
+        return load_deferral(path, device)
+
+    def mask(self, model: str, vocab_size: int) -> Sequence[int]:
+        """The small model's deferral column and everything beyond the large model's tokens."""
+        if model != self.models[0]:
+            return ()
+        columns = vocab_size if self.uses_checkpoint() else vocab_size - 1
+        known = columns if self.params.vocab_size is None else self.params.vocab_size
+        tokenizer = self.context.extras.get("tokenizer")
+        if self.params.vocab_size is None and tokenizer is not None:
+            known = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        return range(min(known, columns), vocab_size)
+
+    def leaves(self, batch: RouteBatch) -> Destinations:
+        """[B] bool."""
+        if not self.uses_checkpoint():
+            return batch.logits[:, -1].sigmoid() > self._thresholds(batch, None)
+        row: DeferralRow = self.network(str(batch.logits.device))
+        hidden = self.hidden(batch, row.hidden_size, f"{row.origin}: deferral.weight")
+        return row.probability(hidden) > self._thresholds(batch, row.threshold)
+
+    def _thresholds(self, batch: RouteBatch, stored: float | None) -> float | Tensor:
+        """One threshold, or [B] of them during the warm-up."""
+        final = self.threshold(stored)
+        warmup, length = self.params.warmup, self.params.warmup_tokens
+        if warmup == "none" or all(position >= length for position in batch.positions):
+            return final
+        values = [
+            _warm(warmup, position / length, final) if position < length else final for position in batch.positions
+        ]
+        return batch.logits.new_tensor(values)
+
+
+def _warm(schedule: str, done: float, final: float) -> float:
+    """Threshold when a share `done` in [0, 1) of the warm-up has passed; it starts at 1, where nothing defers."""
+    if schedule == "linear":
+        return 1.0 + (final - 1.0) * done
+    if schedule == "cosine":
+        return final + (1.0 - final) / 2 * (1.0 + math.cos(math.pi * done))
+    return float(final**done)

@@ -1,0 +1,119 @@
+"""What R2R, CITER, Co-LLM and the random baseline share: the small model leads, the large one writes single tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.policies.base import Destinations, Handoff, Policy, RouteBatch, Row, Visit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+class OneToken(Policy):
+    """The small model's token is discarded at a trigger; the large model writes exactly one token in its place."""
+
+    two_models: ClassVar[bool] = True
+
+    def receive(self, row: Row) -> Visit:
+        """One token at the large model, no limit at the small one."""
+        return Visit(limit=1, then=self.models[0]) if row.model == self.models[1] else Visit()
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        """[B] bool at the small model; the large one always returns (and is not asked, given its visit limit)."""
+        if batch.model != self.models[0]:
+            return [self.models[0]] * len(batch)
+        return self.leaves(batch)
+
+    @abstractmethod
+    def leaves(self, batch: RouteBatch) -> Destinations:
+        """[B] bool: which rows leave the small model."""
+
+    def send(self, row: Row, target: str) -> Handoff:
+        """The small model's token is discarded, the large model's is kept."""
+        return Handoff(keep_token=row.model != self.models[0])
+
+
+class LearnedOneToken(OneToken):
+    """A `OneToken` policy whose rule is a network in a file, run at the small model only.
+
+    Params need `checkpoint: str` and `threshold: float | None`.
+    """
+
+    default_threshold: ClassVar[float]
+
+    def check(self) -> None:
+        """Refuses thresholds outside [0, 1]; NaN is outside."""
+        self._networks: dict[str, Any] = {}
+        check_unit("threshold", self.params.threshold)
+
+    def prepare(self, model: str) -> None:
+        """Loads the network at the small model."""
+        if model == self.models[0] and self.uses_checkpoint():
+            self.network(str(self.context.extras.get("device", "cpu")))
+
+    def uses_checkpoint(self) -> bool:
+        """Whether these parameters need the file. Default: always."""
+        return True
+
+    @staticmethod
+    @abstractmethod
+    def load(path: Path, device: str) -> Any:
+        """The network of a file on a device; called through `network`, which caches by file and device."""
+
+    def network(self, device: str) -> Any:
+        """The network on `device`; instances with the same checkpoint share its weights.
+
+        Raises:
+            ConfigError: no file, or one of another shape.
+        """
+        found = self._networks.get(device)
+        if found is None:
+            from tokenrouter.policies.checkpoints import cached, resolve
+
+            found = cached(type(self).load, resolve(self.context, self.params.checkpoint), device)
+            self._networks[device] = found
+        return found
+
+    def threshold(self, stored: float | None) -> float:
+        """The request's threshold, else the file's, else the source's default."""
+        given: float | None = self.params.threshold
+        if given is not None:
+            return given
+        return self.default_threshold if stored is None else stored
+
+    def hidden(self, batch: RouteBatch, width: int, origin: str) -> Tensor:
+        """[B, H] float32 hidden states of the batch.
+
+        Args:
+            batch: result of a forward pass.
+            width: H that the network was trained for.
+            origin: what `width` was read from.
+
+        Raises:
+            ConfigError: the engine gives none, or of another width.
+        """
+        if batch.hidden is None:
+            raise ConfigError(
+                f"policy {self.name!r} needs hidden states, which the engine of {batch.model!r} does not give"
+            )
+        if batch.hidden.shape[-1] != width:
+            raise ConfigError(
+                f"policy {self.name!r}: model {batch.model!r} has hidden size {batch.hidden.shape[-1]}, the router "
+                f"expects {width} ({origin}); it was trained for another small model"
+            )
+        return batch.hidden.float()
+
+
+def check_unit(name: str, value: float | None) -> None:
+    """Refuses numbers outside [0, 1]; None means not given.
+
+    Raises:
+        InvalidRequest: names the parameter and the value.
+    """
+    if value is not None and not 0.0 <= value <= 1.0:
+        raise InvalidRequest(f"policy_params.{name} is {value}; it lies in [0, 1]")
