@@ -175,13 +175,15 @@ class UnixCarrier:
             os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """See `Carrier.close`; the listening socket's file is removed."""
+        """See `Carrier.close`; the listening socket's file is removed, and its directory if it is empty."""
         for connection in list(self._connections.values()):
             connection.sock.close()
         self._connections.clear()
         if self._listener is not None and self._listen is not None:
             self._listener.close()
             self._listen.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the last model to leave removes the directory
+                self._listen.parent.rmdir()
         self._selector.close()
         os.close(self._wake_fd)
 
