@@ -170,7 +170,7 @@ def make(name: str, params: dict[str, Any] | None = None, models: tuple[str, ...
     directory = context.pop("directory", None)
     spec = PolicySpec(name, msgspec.json.encode(params or {}).decode())
     # Not through the cache: contexts that differ only in extras are equal.
-    return load_policy.__wrapped__(spec, PolicyContext(models, None if directory is None else str(directory), context))
+    return load_policy(spec, PolicyContext(models, None if directory is None else str(directory), context))
 
 
 @dataclass

@@ -13,9 +13,9 @@ from tokenrouter.config import EntryConfig, SubserverConfig, load_yaml
 from tokenrouter.engines import load_engine
 from tokenrouter.engines.folder import end_ids, load_tokenizer, vocabulary_size
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import PolicySpec
+from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings
-from tokenrouter.policies import load_policy
+from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.request import RequestBuilder
 from tokenrouter.subserver import Subserver
@@ -88,8 +88,8 @@ class Entry:
         first = folders[config.models[0]]
         self.config = config
         self.tokenizer = load_tokenizer(first)
-        self.context = PolicyContext(config.models, str(repository), {"tokenizer": self.tokenizer})
-        load_policy(config.policy, self.context)
+        self._policies = PolicyCache(PolicyContext(config.models, str(repository), {"tokenizer": self.tokenizer}))
+        self._policies.get(config.policy).prepare("")
         self.builder = RequestBuilder(
             tokenizer=self.tokenizer,
             vocab_size=min(vocabulary_size(folder) for folder in folders.values()),
@@ -97,6 +97,10 @@ class Entry:
             policy=config.policy,
             selectable=config.selectable,
         )
+
+    def hello(self, peer: str, share: str) -> Hello:
+        """What subservers are told first; `share` is the KV quota, ``routed`` or ``direct``."""
+        return Hello(PROTOCOL_VERSION, peer, share, self.config.models, self.config.policy)
 
     def orchestrator(self) -> Orchestrator:
         """A new state machine."""
@@ -106,7 +110,7 @@ class Entry:
             connect_timeout_ns=self.config.connect_timeout_ns,
             queue=self.config.queue,
         )
-        return Orchestrator(settings, tokenizer=self.tokenizer, context=self.context)
+        return Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
 
 
 def _engine_of(model: Path) -> str | None:
@@ -140,7 +144,7 @@ def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Sub
     sharing = sum(_engine_of(folder) == config.engine for folder in repository.iterdir())
     engine = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=max(1, sharing))
     direct = int(engine.info.kv_blocks * config.direct_kv_share)
-    extras: dict[str, Any] = {"tokenizer": load_tokenizer(config.checkpoint)}
+    extras: dict[str, Any] = {"tokenizer": load_tokenizer(config.checkpoint), **engine.extras(name)}
     return Subserver(
         name,
         engine,

@@ -17,7 +17,7 @@ from msgspec import DecodeError
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel import Carrier, Connected, Disconnected, Received
 from tokenrouter.errors import ModelUnavailable, ProtocolError, RouterError
-from tokenrouter.messages import PROTOCOL_VERSION, Codec, Hello
+from tokenrouter.messages import Codec, Hello
 from tokenrouter.orchestrator import Orchestrator, Update
 from tokenrouter.request import GenerationRequest
 from tokenrouter.subserver import StepPlan, Subserver
@@ -167,7 +167,7 @@ class OrchestratorLoop:
     Args:
         orchestrator: the state machine.
         carrier: a carrier that dials all its models by name.
-        share: KV share to ask subservers for, ``routed`` or ``direct``.
+        hello: what subservers are told first.
         publish: called in the loop's thread to publish statistics, or None.
     """
 
@@ -176,13 +176,12 @@ class OrchestratorLoop:
         orchestrator: Orchestrator,
         carrier: Carrier,
         *,
-        name: str,
-        share: str,
+        hello: Hello,
         publish: Publish | None = None,
     ) -> None:
         self._orchestrator = orchestrator
         self._carrier = carrier
-        self._hello = Codec.encode(Hello(PROTOCOL_VERSION, name, share, orchestrator.settings.models))
+        self._hello = Codec.encode(hello)
         self._publisher = _Publisher(publish)
         self._inbox: deque[tuple[GenerationRequest | RouterError, Reply, int]] = deque()
         self._replies: dict[int, Reply] = {}
@@ -190,7 +189,7 @@ class OrchestratorLoop:
         self._models: dict[int, str] = {}
         self._next_cancel_ns = 0
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=f"orchestrator-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"orchestrator-{hello.peer}", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""

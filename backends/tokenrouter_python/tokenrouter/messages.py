@@ -55,12 +55,21 @@ class PolicySpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First message of an orchestrator. `share` names the KV quota it draws from: ``routed`` or ``direct``."""
+    """First message of an orchestrator.
+
+    Attributes:
+        version: of the protocol.
+        peer: name of the entry model.
+        share: KV quota it draws from, ``routed`` or ``direct``.
+        models: names of the deployment's models, small first.
+        policy: the deployment's policy.
+    """
 
     version: int
     peer: str
     share: str
     models: tuple[str, ...]
+    policy: PolicySpec
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):

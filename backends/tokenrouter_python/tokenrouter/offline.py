@@ -15,7 +15,6 @@ from types import TracebackType
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.errors import RouterError
-from tokenrouter.messages import PROTOCOL_VERSION, Hello
 from tokenrouter.orchestrator import Orchestrator, Result, Update
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
@@ -45,8 +44,7 @@ class TokenRouter:
         self._subservers = subservers
         self._orchestrator: Orchestrator = entry.orchestrator()
         for subserver in subservers.values():
-            hello = Hello(PROTOCOL_VERSION, "offline", "routed", entry.config.models)
-            subserver.handle(_PEER, hello, now_ns=time.monotonic_ns())
+            subserver.handle(_PEER, entry.hello("offline", "routed"), now_ns=time.monotonic_ns())
         self._exchange(time.monotonic_ns())
 
     @classmethod

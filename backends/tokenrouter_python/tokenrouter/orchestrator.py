@@ -41,8 +41,8 @@ from tokenrouter.messages import (
     ToOrchestrator,
     ToSubserver,
 )
-from tokenrouter.policies import load_policy
-from tokenrouter.policies.base import EntryRequest, Policy, PolicyContext
+from tokenrouter.policies import PolicyCache
+from tokenrouter.policies.base import EntryRequest, Policy
 from tokenrouter.queue_policy import EntryQueue, EntryQueuePolicy, Waiting
 from tokenrouter.request import GenerationRequest
 from tokenrouter.statistics import OrchestratorStatistics
@@ -184,7 +184,7 @@ class Orchestrator:
     Args:
         settings: see `OrchestratorSettings`.
         tokenizer: the deployment's tokenizer.
-        context: policy context of this process.
+        policies: the policies of this process.
     """
 
     def __init__(
@@ -192,14 +192,14 @@ class Orchestrator:
         settings: OrchestratorSettings,
         *,
         tokenizer: Tokenizer,
-        context: PolicyContext,
+        policies: PolicyCache,
     ) -> None:
         self.settings = settings
         self.statistics = OrchestratorStatistics()
         self.outbox: list[tuple[str, ToSubserver]] = []
         self.updates: list[Update] = []
         self._tokenizer = tokenizer
-        self._context = context
+        self._policies = policies
         self._models = {name: _Model() for name in settings.models}
         self._queue: EntryQueue[tuple[int, GenerationRequest, Policy]] = EntryQueue(settings.queue)
         self._waiting: dict[int, Waiting[tuple[int, GenerationRequest, Policy]]] = {}
@@ -249,7 +249,7 @@ class Orchestrator:
         Raises:
             RouterError: the request is refused; nothing was kept.
         """
-        policy = load_policy(request.policy, self._context)
+        policy = self._policies.get(request.policy)
         self._check_fits(request, policy)
         key, self._next_key = self._next_key, self._next_key + 1
         item = (key, request, policy)

@@ -31,7 +31,7 @@ from tokenrouter.messages import (
     ToOrchestrator,
     ToSubserver,
 )
-from tokenrouter.policies import load_policy
+from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import Handoff, Policy, PolicyContext, RouteBatch, Visit, destination_names
 from tokenrouter.sequence import ModelSequence
 from tokenrouter.statistics import SubserverStatistics
@@ -101,6 +101,7 @@ class Subserver:
         self._shares = shares
         self._context = context
         self._clock_ns = clock_ns
+        self._policies: dict[tuple[str, ...], PolicyCache] = {}
         self._peers: dict[int, _Peer] = {}
         self._sequences: dict[Key, ModelSequence] = {}
 
@@ -157,6 +158,7 @@ class Subserver:
         if self.name not in hello.models:
             raise ProtocolError(f"{hello.peer} does not list this model, {self.name}, among {hello.models}")
         self._peers[peer] = _Peer(hello.peer, hello.models)
+        self._prepare(hello)
         info = self.engine.info
         self.outbox.append(
             (
@@ -173,6 +175,14 @@ class Subserver:
                 ),
             )
         )
+
+    def _prepare(self, hello: Hello) -> None:
+        """Loads what the deployment's policy needs here, so that the first request does not wait for it."""
+        try:
+            self.policy(hello.policy, hello.models).prepare(self.name)
+        except Exception:
+            # Its requests will be told; others are not concerned.
+            log.exception("policy %s of %s cannot run at %s", hello.policy.name, hello.peer, self.name)
 
     def _open(self, peer: int, message: Open, now_ns: int) -> None:
         key = (peer, message.request)
@@ -191,6 +201,7 @@ class Subserver:
             policy=policy,
             handle=handle,
         )
+        sequence.banned = policy.mask(self.name, self.engine.info.vocab_size)
         self._peers[peer].requests.add(message.request)
         self._arrive(key, sequence, message, now_ns)
 
@@ -235,8 +246,10 @@ class Subserver:
             (peer or self._peers[key[0]]).requests.discard(key[1])
 
     def policy(self, spec: PolicySpec, models: tuple[str, ...]) -> Policy:
-        """The policy instance for a specification, prepared for this model."""
-        return load_policy(spec, self._context(models))
+        """The policy instance for a specification, in a deployment of these models."""
+        if models not in self._policies:
+            self._policies[models] = PolicyCache(self._context(models))
+        return self._policies[models].get(spec)
 
     # --- steps --------------------------------------------------------------------------------------------------
 

@@ -114,6 +114,14 @@ class Engine(Protocol):
         """Gives the lease back. Closing twice is harmless."""
         ...
 
+    def extras(self, model: str) -> dict[str, Any]:
+        """What this engine offers to policies that run beside it, see `policies.base.PolicyContext.extras`.
+
+        Args:
+            model: the name under which the engine is deployed.
+        """
+        ...
+
     def shutdown(self) -> None:
         """Frees everything; the engine is not used afterwards."""
         ...

@@ -197,6 +197,10 @@ class EmulatedEngine:
         if sequence is not None:
             self._leased -= sequence.blocks
 
+    def extras(self, model: str) -> dict[str, Any]:
+        """Nothing: there are no weights."""
+        return {}
+
     def shutdown(self) -> None:
         """Nothing to free."""
         self._open.clear()

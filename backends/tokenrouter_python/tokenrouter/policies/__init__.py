@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections import OrderedDict
 from collections.abc import Mapping
-from functools import lru_cache
 from types import MappingProxyType
 
 import msgspec
@@ -13,7 +13,7 @@ from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams
 
-__all__ = ["BUILTIN", "Policy", "PolicyContext", "load_policy", "policy_class"]
+__all__ = ["BUILTIN", "Policy", "PolicyCache", "PolicyContext", "load_policy", "policy_class"]
 
 BUILTIN: Mapping[str, str] = MappingProxyType(
     {
@@ -65,9 +65,8 @@ def parse_params(cls: type[Policy], params: str) -> PolicyParams:
         raise InvalidRequest(f"policy_params is not valid JSON: {exc}; send an object such as {{}}") from exc
 
 
-@lru_cache(maxsize=256)
 def load_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
-    """The policy instance for a specification; equal specifications share one.
+    """A policy instance for a specification.
 
     Raises:
         InvalidRequest: see `policy_class` and `parse_params`.
@@ -80,3 +79,30 @@ def load_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
         raise
     except Exception as exc:
         raise InvalidRequest(f"policy {spec.name!r} cannot be built: {type(exc).__name__}: {exc}") from exc
+
+
+class PolicyCache:
+    """The policy instances of one place of execution; equal specifications share one.
+
+    Bounded, since clients choose parameters: the instance that was not asked for longest makes room.
+    """
+
+    def __init__(self, context: PolicyContext, *, size: int = 128) -> None:
+        self.context = context
+        self._size = size
+        self._policies: OrderedDict[PolicySpec, Policy] = OrderedDict()
+
+    def get(self, spec: PolicySpec) -> Policy:
+        """The instance for a specification.
+
+        Raises:
+            InvalidRequest: see `load_policy`.
+        """
+        policy = self._policies.get(spec)
+        if policy is None:
+            policy = self._policies[spec] = load_policy(spec, self.context)
+            if len(self._policies) > self._size:
+                self._policies.popitem(last=False)
+        else:
+            self._policies.move_to_end(spec)
+        return policy

@@ -42,7 +42,8 @@ class Frontend:
         directory = runtime_dir()
         dial = {model: socket_path(directory, model) for model in self._entry.config.models}
         carrier = UnixCarrier(dial=dial)
-        self._loop = OrchestratorLoop(self.orchestrator, carrier, name=self._name, share=self._share, publish=publish)
+        hello = self._entry.hello(self._name, self._share)
+        self._loop = OrchestratorLoop(self.orchestrator, carrier, hello=hello, publish=publish)
         self._loop.start()
 
     def execute(self, requests: Sequence[Any]) -> None:

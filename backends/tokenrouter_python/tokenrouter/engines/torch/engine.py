@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -195,6 +195,18 @@ class TorchEngine:
         self._tables.remove(handle.row)
         handle.row = -1
         handle.lease.release()
+
+    def extras(self, model: str) -> dict[str, Any]:
+        """The input embedding [V, H] of this model, and the device of logits and hidden states."""
+        embedding: nn.Embedding = self._model.get_input_embeddings()  # type: ignore[operator]
+        weight = embedding.weight.detach()
+
+        def input_embedding(name: str) -> Tensor:
+            if name != model:
+                raise ConfigError(f"the input embedding of {name!r} is not in the process of {model!r}")
+            return weight
+
+        return {"input_embedding": input_embedding, "device": str(weight.device)}
 
     def shutdown(self) -> None:
         """Frees weights and cache; the engine is not used afterwards."""
