@@ -35,7 +35,10 @@ DEFAULT_MODEL = Path("model_repository/large/1")
 
 @dataclass(frozen=True)
 class Measurement:
-    """Medians at one batch size; `ratio` is engine over generate, above 1 if the engine is faster."""
+    """Medians at one batch size; `ratio` is engine over generate, above 1 if the engine is faster.
+
+    The ratio is the median over pairs of neighbouring runs, so a slow spell of the machine does not enter it.
+    """
 
     batch: int
     engine_tokens_per_s: float
@@ -68,7 +71,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16], help="batch sizes")
     parser.add_argument("--prompt", type=int, default=64, help="prompt tokens of each sequence")
     parser.add_argument("--tokens", type=int, default=64, help="tokens decoded by each sequence")
-    parser.add_argument("--repeats", type=int, default=7, help="runs of each side")
+    parser.add_argument("--repeats", type=int, default=11, help="runs of each side")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser.parse_args()
@@ -126,13 +129,13 @@ def _measure(engine: TorchEngine, reference: Any, batch: int, arguments: argpars
             pad_token_id=0,
         )
 
-    ours, theirs = _alternate(with_engine, with_generate, arguments.repeats)
+    pairs = _alternate(with_engine, with_generate, arguments.repeats)
     step_ms, model_ms = _overhead(engine, prompts.tolist(), tokens)
     return Measurement(
         batch=batch,
-        engine_tokens_per_s=batch * tokens / ours,
-        generate_tokens_per_s=batch * tokens / theirs,
-        ratio=theirs / ours,
+        engine_tokens_per_s=batch * tokens / statistics.median(ours for ours, _ in pairs),
+        generate_tokens_per_s=batch * tokens / statistics.median(theirs for _, theirs in pairs),
+        ratio=statistics.median(theirs / ours for ours, theirs in pairs),
         step_ms=step_ms,
         model_ms=model_ms,
         overhead_ms=step_ms - model_ms,
@@ -154,15 +157,19 @@ def _decode(engine: TorchEngine, prompts: Sequence[list[int]], tokens: int) -> l
     return outputs
 
 
-def _alternate(one: Callable[[], None], other: Callable[[], None], repeats: int) -> tuple[float, float]:
-    """Median seconds of each, run in turns after one warm-up each."""
+def _alternate(one: Callable[[], None], other: Callable[[], None], repeats: int) -> list[tuple[float, float]]:
+    """Seconds of each, run in turns after one warm-up each; which goes first alternates too."""
     one()
     other()
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(repeats):
-        times[0].append(_seconds(one))
-        times[1].append(_seconds(other))
-    return statistics.median(times[0]), statistics.median(times[1])
+    pairs = []
+    for repeat in range(repeats):
+        if repeat % 2:
+            second = _seconds(other)
+            pairs.append((_seconds(one), second))
+        else:
+            first = _seconds(one)
+            pairs.append((first, _seconds(other)))
+    return pairs
 
 
 def _overhead(engine: TorchEngine, prompts: Sequence[list[int]], steps: int) -> tuple[float, float]:

@@ -350,9 +350,14 @@ def test_values_that_are_not_finite_do_not_reach_the_next_owner_of_a_block(folde
     embedding.weight[13] = before
     assert not result.logits[0].isfinite().any()
     assert_close(result.logits[1], fresh(reference, [1, 2]))
+    blocks = bad.lease.block_ids
     engine.close(bad)
     successor = engine.open(kv_tokens=32, prompt_tokens=1)
-    assert_close(extend(engine, successor, [3, 4]), fresh(reference, [3, 4]))
+    assert successor.lease.block_ids == blocks
+    # A longer sequence in its group makes the step read, and mask, what lies behind the successor's own tokens.
+    result = engine.step([EngineRow(successor, [3, 4]), EngineRow(good, [5, 6])])
+    assert_close(result.logits[0], fresh(reference, [3, 4]))
+    assert_close(result.logits[1], fresh(reference, [1, 2, 5, 6]))
 
 
 def test_a_sequence_recovers_when_its_values_that_are_not_finite_are_truncated(folder: Path, reference: Any) -> None:
@@ -365,7 +370,11 @@ def test_a_sequence_recovers_when_its_values_that_are_not_finite_are_truncated(f
     extend(engine, handle, [13] * 20)
     embedding.weight[13] = before
     engine.truncate(handle, 2)
-    assert_close(extend(engine, handle, [3]), fresh(reference, [1, 2, 3]))
+    longer = engine.open(kv_tokens=32, prompt_tokens=1)
+    extend(engine, longer, [7] * 15)
+    result = engine.step([EngineRow(handle, [3]), EngineRow(longer, [8])])
+    assert_close(result.logits[0], fresh(reference, [1, 2, 3]))
+    assert_close(result.logits[1], fresh(reference, [7] * 15 + [8]))
 
 
 @pytest.mark.parametrize("block_tokens", [1, 5])
@@ -404,6 +413,7 @@ def test_random_traffic_keeps_every_sequence_right(folder: Path, reference: Any,
 def test_shutdown_frees_weights_and_cache(folder: Path) -> None:
     engine = load(folder)
     engine.shutdown()
+    engine.shutdown()
     assert not hasattr(engine, "_model")
     assert not hasattr(engine, "_cache")
 
@@ -433,6 +443,17 @@ def test_loading_sets_the_threads_of_the_process(folder: Path) -> None:
     assert torch.get_num_threads() == 2
     load(folder, threads=1)
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("parameters", "threads"), [(10**9, 1), (100, 3)])
+def test_a_small_model_gets_one_thread_and_a_larger_one_every_core(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, parameters: int, threads: int
+) -> None:
+    monkeypatch.setattr("tokenrouter.engines.torch.engine.SINGLE_THREAD_PARAMETERS", parameters)
+    monkeypatch.setattr("tokenrouter.engines.torch.engine.default_threads", lambda: 3)
+    load(folder, threads=None)
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(1)
 
 
 def test_loading_touches_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,8 +56,9 @@ class TorchEngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             while somebody's long prompt is prefilled. Default: 512 on the CPU, 8192 on CUDA.
         max_seq_len: longest sequence, prompt included. Default: the model's max_position_embeddings.
         kv_cache_config: the paged KV cache.
-        threads: CPU threads of this *process* for torch operators. Default: all granted cores; with several engine
-            processes on a host set `default_threads(number of engines)`, or they slow each other down.
+        threads: CPU threads of this *process* for torch operators. Default: 1 for a model of less than 30 million
+            parameters, otherwise all cores that are granted. With several engine processes on a host set
+            `default_threads(number of engines)` for larger models, or they slow each other down.
     """
 
     device: str = "auto"

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 CPU_GROUP_COST = 200_000
 CUDA_GROUP_COST = 200_000_000
 
+# Below this size matrix products take microseconds. Waking a second thread costs as much, and where other processes want
+# the cores as well, waiting for it at every operator makes a step many times slower.
+SINGLE_THREAD_PARAMETERS = 30_000_000
+
 
 class SequenceHandle:
     """An open sequence. Opaque to callers; `kv_tokens` and the lease never change while it is open.
@@ -110,8 +114,10 @@ class TorchEngine:
         """
         config = config or TorchEngineConfig()
         device = config.resolve_device()
-        torch.set_num_threads(config.threads or default_threads())
+        torch.set_num_threads(config.threads or 1)
         model = loading.load_model(Path(path), dtype=config.resolve_dtype(device), device=device)
+        if config.threads is None and model.num_parameters() > SINGLE_THREAD_PARAMETERS:
+            torch.set_num_threads(default_threads())
         probe = loading.probe(model)
         fusion.fuse_norms(model)
         try:
@@ -209,7 +215,9 @@ class TorchEngine:
         return {"input_embedding": input_embedding, "device": str(weight.device)}
 
     def shutdown(self) -> None:
-        """Frees weights and cache; the engine is not used afterwards."""
+        """Frees weights and cache; the engine is not used afterwards. Repeating it is harmless."""
+        if not hasattr(self, "_model"):
+            return
         attention.attach(self._model, None)
         del self._model, self._decoder, self._head, self._cache, self._attention, self._packer
         if torch.cuda.is_available():
