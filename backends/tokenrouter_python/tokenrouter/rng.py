@@ -20,12 +20,16 @@ _TO_UNIT = 2.0**-53
 
 
 class Stream(IntEnum):
-    """Independent streams of one request. A policy of a user's own takes any number from `USER` on."""
+    """Independent streams of one request. A policy of a user's own takes any number in `USER` .. `MODEL` - 1.
+
+    From `MODEL` on there is one stream per model: `MODEL` + index of the model in the deployment.
+    """
 
     SAMPLING = 0
     ROUTING = 1
     ENTRY = 2
     USER = 16
+    MODEL = 1 << 32
 
 
 def draw(seed: int, position: int, stream: int) -> float:

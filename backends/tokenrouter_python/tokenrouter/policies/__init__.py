@@ -20,6 +20,7 @@ BUILTIN: Mapping[str, str] = MappingProxyType(
         "citer": "tokenrouter.policies.citer:Citer",
         "collm": "tokenrouter.policies.collm:CoLLM",
         "glimprouter": "tokenrouter.policies.glimprouter:GlimpRouter",
+        "markov": "tokenrouter.policies.markov:Markov",
         "me": "tokenrouter.policies.me:ME",
         "query_level": "tokenrouter.policies.query_level:QueryLevel",
         "r2r": "tokenrouter.policies.r2r:R2R",
