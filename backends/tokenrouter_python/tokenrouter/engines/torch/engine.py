@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 CPU_GROUP_COST = 200_000
 CUDA_GROUP_COST = 200_000_000
 
-# Below this size matrix products take microseconds. Waking a second thread costs as much, and where other processes want
-# the cores as well, waiting for it at every operator makes a step many times slower.
+# Below this size matrix products take microseconds. Waking a second thread costs as much, and where other processes
+# want the cores as well, waiting for it at every operator makes a step many times slower.
 SINGLE_THREAD_PARAMETERS = 30_000_000
 
 
