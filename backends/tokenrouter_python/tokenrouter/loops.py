@@ -24,30 +24,9 @@ from tokenrouter.subserver import StepPlan, Subserver
 
 log = logging.getLogger(__name__)
 
-_CANCEL_POLL_NS = 200_000_000
-_PUBLISH_NS = 200_000_000
 
-Publish = Callable[[], None]
-
-
-class _Publisher:
-    """Publishes statistics at most every 0.2 s, and once more after the last change."""
-
-    def __init__(self, publish: Publish | None) -> None:
-        self._publish = publish
-        self._due_ns: int | None = None
-
-    def changed(self, now_ns: int) -> None:
-        """Something happened."""
-        if self._publish is not None and self._due_ns is None:
-            self._due_ns = now_ns + _PUBLISH_NS
-
-    def run(self, now_ns: int) -> int | None:
-        """Publishes if due; returns when it wants to be called again."""
-        if self._due_ns is not None and now_ns >= self._due_ns and self._publish is not None:
-            self._due_ns = None
-            self._publish()
-        return self._due_ns
+def _nothing() -> None:
+    """Default of the hooks below."""
 
 
 def _timeout_s(*times_ns: int | None, now_ns: int) -> float | None:
@@ -62,7 +41,7 @@ class DecodingLoop:
     Args:
         build: makes the subserver; called in the loop's own thread, which then owns the engine.
         carrier: a carrier that listens.
-        publish: called in the loop's thread to publish statistics, or None.
+        changed: called in the loop's thread whenever statistics may have changed; cheap.
     """
 
     def __init__(
@@ -70,12 +49,12 @@ class DecodingLoop:
         build: Callable[[], Subserver],
         carrier: Carrier,
         *,
-        publish: Callable[[Subserver], None] | None = None,
+        changed: Callable[[], None] = _nothing,
         name: str = "decoding",
     ) -> None:
         self._build = build
         self._carrier = carrier
-        self._publish = publish
+        self._changed = changed
         self._stopping = False
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -107,36 +86,30 @@ class DecodingLoop:
             return
         finally:
             self._ready.set()
-        publisher = _Publisher(None if self._publish is None else lambda: self._published(subserver))
         try:
             while not self._stopping:
-                self._turn(subserver, publisher)
+                self._turn(subserver)
         except Exception:
             log.exception("the decoding loop of %s ended", subserver.name)
         finally:
             self._carrier.close()
             subserver.engine.shutdown()
 
-    def _published(self, subserver: Subserver) -> None:
-        assert self._publish is not None
-        self._publish(subserver)
-
-    def _turn(self, subserver: Subserver, publisher: _Publisher) -> None:
+    def _turn(self, subserver: Subserver) -> None:
         now_ns = time.monotonic_ns()
         plan = subserver.poll(now_ns=now_ns)
         look_ns = now_ns if isinstance(plan, StepPlan) else plan.at_ns if isinstance(plan, WaitUntil) else None
-        events = self._carrier.poll(_timeout_s(look_ns, publisher.run(now_ns), now_ns=now_ns))
+        events = self._carrier.poll(_timeout_s(look_ns, now_ns=now_ns))
         now_ns = time.monotonic_ns()
         for event in events:
             self._handle(subserver, event, now_ns)
         plan = subserver.poll(now_ns=now_ns)
         if isinstance(plan, StepPlan):
             subserver.run_step(plan)
-        if events or isinstance(plan, StepPlan):
-            publisher.changed(now_ns)
         for peer, message in subserver.outbox:
             self._carrier.send(peer, Codec.encode(message))
         subserver.outbox.clear()
+        self._changed()
 
     def _handle(self, subserver: Subserver, event: Connected | Received | Disconnected, now_ns: int) -> None:
         if isinstance(event, Disconnected):
@@ -153,11 +126,7 @@ class Reply(Protocol):
     """Where the news about one request goes."""
 
     def update(self, update: Update) -> None:
-        """Tokens, the end, or both. Called in the loop's thread; after a final one never again."""
-        ...
-
-    def cancelled(self) -> bool:
-        """Whether the client went away; asked about five times a second."""
+        """Tokens, the end, or both. Called in the loop's thread, must not block; after a final one never again."""
         ...
 
 
@@ -168,7 +137,7 @@ class OrchestratorLoop:
         orchestrator: the state machine.
         carrier: a carrier that dials all its models by name.
         hello: what subservers are told first.
-        publish: called in the loop's thread to publish statistics, or None.
+        changed: called in the loop's thread whenever statistics may have changed; cheap.
     """
 
     def __init__(
@@ -177,17 +146,17 @@ class OrchestratorLoop:
         carrier: Carrier,
         *,
         hello: Hello,
-        publish: Publish | None = None,
+        changed: Callable[[], None] = _nothing,
     ) -> None:
         self._orchestrator = orchestrator
         self._carrier = carrier
         self._hello = Codec.encode(hello)
-        self._publisher = _Publisher(publish)
-        self._inbox: deque[tuple[GenerationRequest | RouterError, Reply, int]] = deque()
+        self._changed = changed
+        self._inbox: deque[Callable[[int], None]] = deque()
         self._replies: dict[int, Reply] = {}
+        self._keys: dict[Reply, int] = {}
         self._peers: dict[str, int] = {}
         self._models: dict[int, str] = {}
-        self._next_cancel_ns = 0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"orchestrator-{hello.peer}", daemon=True)
 
@@ -197,21 +166,24 @@ class OrchestratorLoop:
 
     def submit(self, request: GenerationRequest, reply: Reply, *, arrived_ns: int) -> None:
         """Hands a request over; callable from any thread. Everything else is told to `reply`."""
-        self._put(request, reply, arrived_ns)
+        self._call(lambda now_ns: self._submit(request, reply, arrived_ns, now_ns))
 
-    def refuse(self, reply: Reply, error: RouterError) -> None:
-        """Answers with an error, from the loop's thread as all responses; callable from any thread."""
-        self._put(error, reply, 0)
-
-    def _put(self, item: GenerationRequest | RouterError, reply: Reply, arrived_ns: int) -> None:
-        self._inbox.append((item, reply, arrived_ns))
-        self._carrier.wake()
+    def cancel(self, reply: Reply) -> None:
+        """The client of this reply went away; callable from any thread. Nothing happens if the request is over."""
+        self._call(lambda now_ns: self._cancel(reply, now_ns))
 
     def stop(self) -> None:
         """Ends the loop; requests that still run are told that the server stops."""
         self._stopping = True
         self._carrier.wake()
         self._thread.join()
+
+    def _call(self, action: Callable[[int], None]) -> None:
+        """Runs `action(now_ns)` in the loop's thread, or here if that has ended."""
+        self._inbox.append(action)
+        self._carrier.wake()
+        if not self._thread.is_alive():
+            self._drain(time.monotonic_ns())
 
     def _run(self) -> None:
         try:
@@ -220,56 +192,58 @@ class OrchestratorLoop:
         except Exception:
             log.exception("the orchestrator loop ended")
         finally:
+            self._stopping = True
             for key, reply in self._replies.items():
-                reply.update(Update(key, error=ModelUnavailable("the server is stopping")))
-            for _, reply, _ in self._inbox:
-                reply.update(Update(0, error=ModelUnavailable("the server is stopping")))
+                reply.update(Update(key, error=_stopped()))
             self._carrier.close()
+            self._drain(time.monotonic_ns())
 
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
-        cancel_ns = self._next_cancel_ns if self._replies else None
         deadline_ns = self._orchestrator.next_deadline_ns()
-        events = self._carrier.poll(_timeout_s(cancel_ns, deadline_ns, self._publisher.run(now_ns), now_ns=now_ns))
+        events = self._carrier.poll(_timeout_s(deadline_ns, now_ns=now_ns))
         now_ns = time.monotonic_ns()
         for event in events:
             self._handle(event, now_ns)
-        while self._inbox:
-            self._accept(*self._inbox.popleft(), now_ns=now_ns)
+        self._drain(now_ns)
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._orchestrator.tick(now_ns=now_ns)
-        if self._replies and now_ns >= self._next_cancel_ns:
-            self._cancel(now_ns)
-        self._deliver(now_ns)
+        self._deliver()
+        self._changed()
 
-    def _deliver(self, now_ns: int) -> None:
+    def _drain(self, now_ns: int) -> None:
+        while self._inbox:
+            self._inbox.popleft()(now_ns)
+
+    def _submit(self, request: GenerationRequest, reply: Reply, arrived_ns: int, now_ns: int) -> None:
+        try:
+            if self._stopping:
+                raise _stopped()
+            key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns)
+        except RouterError as exc:
+            reply.update(Update(0, error=exc))
+        else:
+            self._replies[key] = reply
+            self._keys[reply] = key
+
+    def _cancel(self, reply: Reply, now_ns: int) -> None:
+        key = self._keys.get(reply)
+        if key is not None and not self._stopping:
+            self._orchestrator.cancel(key, now_ns=now_ns)
+
+    def _deliver(self) -> None:
         """Messages first: a hand-off is more urgent than a token on its way to a client."""
         orchestrator = self._orchestrator
         for model, message in orchestrator.outbox:
             if model in self._peers:
                 self._carrier.send(self._peers[model], Codec.encode(message))
-        if orchestrator.outbox or orchestrator.updates:
-            self._publisher.changed(now_ns)
         orchestrator.outbox.clear()
         for update in orchestrator.updates:
-            reply = self._replies.pop(update.key) if update.final else self._replies[update.key]
+            reply = self._replies[update.key]
+            if update.final:
+                del self._replies[update.key], self._keys[reply]
             reply.update(update)
         orchestrator.updates.clear()
-
-    def _accept(self, item: GenerationRequest | RouterError, reply: Reply, arrived_ns: int, *, now_ns: int) -> None:
-        try:
-            if isinstance(item, RouterError):
-                raise item
-            key = self._orchestrator.submit(item, now_ns=now_ns, arrived_ns=arrived_ns)
-        except RouterError as exc:
-            reply.update(Update(0, error=exc))
-        else:
-            self._replies[key] = reply
-
-    def _cancel(self, now_ns: int) -> None:
-        for key in [key for key, reply in self._replies.items() if reply.cancelled()]:
-            self._orchestrator.cancel(key, now_ns=now_ns)
-        self._next_cancel_ns = now_ns + _CANCEL_POLL_NS
 
     def _handle(self, event: Connected | Received | Disconnected, now_ns: int) -> None:
         if isinstance(event, Connected):
@@ -293,3 +267,7 @@ class OrchestratorLoop:
         except (RouterError, DecodeError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
             self._carrier.drop(event.peer)
+
+
+def _stopped() -> ModelUnavailable:
+    return ModelUnavailable("the server is stopping")

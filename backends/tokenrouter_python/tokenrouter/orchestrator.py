@@ -131,6 +131,14 @@ class Update:
         """Whether the request is over."""
         return self.result is not None or self.error is not None
 
+    def merge(self, later: Update) -> None:
+        """Takes in the next update of the same request."""
+        self.text += later.text
+        self.tokens = self.tokens + later.tokens
+        self.log_probs = self.log_probs + later.log_probs
+        self.runs = self.runs + later.runs
+        self.result, self.error = later.result, later.error
+
 
 @dataclass(slots=True)
 class _Model:

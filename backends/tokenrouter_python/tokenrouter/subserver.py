@@ -120,7 +120,7 @@ class Subserver:
     @property
     def residents(self) -> int:
         """Requests that decode here now."""
-        return sum(sequence.resident for sequence in self._sequences.values())
+        return sum(sequence.resident for sequence in list(self._sequences.values()))
 
     def handle(self, peer: int, message: ToSubserver, *, now_ns: int) -> None:
         """One message from an orchestrator.

@@ -131,7 +131,7 @@ class EmulatedEngine:
     @property
     def blocks_used(self) -> int:
         """KV blocks that would hold at least one token."""
-        return sum(blocks_needed(len(s.tokens), self._info.block_tokens) for s in self._open.values())
+        return sum(blocks_needed(len(s.tokens), self._info.block_tokens) for s in list(self._open.values()))
 
     def open(self, *, kv_tokens: int, prompt_tokens: int) -> int:
         """Leases blocks as a real engine would.

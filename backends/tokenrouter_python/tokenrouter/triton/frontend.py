@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.deployment import Entry
 from tokenrouter.errors import InvalidRequest, RouterError
-from tokenrouter.loops import OrchestratorLoop, Publish
+from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator import Orchestrator, Update
 from tokenrouter.triton.replies import TritonReply
+from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import Input, read_inputs
 
 
@@ -37,13 +38,18 @@ class Frontend:
         self.orchestrator: Orchestrator = entry.orchestrator()
         self._loop: OrchestratorLoop | None = None
 
-    def start(self, publish: Publish | None = None) -> None:
-        """Begins to connect to the subservers."""
+    def start(self, changed: Callable[[], None] = lambda: None) -> None:
+        """Begins to connect to the subservers.
+
+        Args:
+            changed: told in the loop's thread whenever statistics may have changed.
+        """
         directory = runtime_dir()
         dial = {model: socket_path(directory, model) for model in self._entry.config.models}
         carrier = UnixCarrier(dial=dial)
         hello = self._entry.hello(self._name, self._share)
-        self._loop = OrchestratorLoop(self.orchestrator, carrier, hello=hello, publish=publish)
+        self._loop = OrchestratorLoop(self.orchestrator, carrier, hello=hello, changed=changed)
+        self._responder: Responder[TritonReply] = Responder(self._name, self._loop.cancel)
         self._loop.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -54,17 +60,19 @@ class Frontend:
 
     def _take(self, request: Any, arrived_ns: int) -> None:
         assert self._loop is not None
-        reply = TritonReply(request, self._outputs)
+        reply = TritonReply(request, self._outputs, self._responder)
         try:
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             fields, call = read_inputs(tensors, self._inputs)
             built = self._entry.builder.build(fields, timeout_ns=self._timeout_ns(request))
         except RouterError as exc:
-            self._loop.refuse(reply, exc)
+            reply.update(Update(0, error=exc))
         except Exception as exc:
-            self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}"))
+            error = InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}")
+            reply.update(Update(0, error=error))
         else:
             reply.accept(call, stream=built.stream, prompt=built.prompt, prompt_tokens=len(built.tokens))
+            self._responder.watch(reply)
             self._loop.submit(built, reply, arrived_ns=arrived_ns)
 
     def _timeout_ns(self, request: Any) -> int | None:
@@ -82,6 +90,4 @@ class Frontend:
         """Ends the loop; requests that still run are told so."""
         if self._loop is not None:
             self._loop.stop()
-
-
-__all__ = ["Frontend", "Update"]
+            self._responder.stop()

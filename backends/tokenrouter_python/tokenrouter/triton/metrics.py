@@ -107,11 +107,11 @@ class OrchestratorMetrics:
         series.counter("tokenrouter_stale_messages", "Messages of old visits, dropped", numbers.stale_messages)
         series.counter("tokenrouter_recovered", "Requests sent again to a model that lost them", numbers.recovered)
         series.counter("tokenrouter_handoffs", "Hand-offs relayed", numbers.handoffs)
-        for reason, count in numbers.finished.items():
+        for reason, count in list(numbers.finished.items()):
             series.counter("tokenrouter_finished", "Requests finished", count, reason=reason)
-        for slug, count in numbers.failed.items():
+        for slug, count in list(numbers.failed.items()):
             series.counter("tokenrouter_failed", "Requests failed", count, reason=slug)
-        for writer, count in numbers.tokens_by_model.items():
+        for writer, count in list(numbers.tokens_by_model.items()):
             series.counter("tokenrouter_tokens", "Tokens committed, by the model that wrote them", count, writer=writer)
         for name in orchestrator.settings.models:
             blocks = orchestrator.reserved_blocks(name)

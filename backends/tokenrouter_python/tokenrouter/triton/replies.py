@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from tokenrouter.errors import RouterError
 from tokenrouter.orchestrator import Result, Run, Update
+from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import CallFields
 
 
@@ -28,9 +29,11 @@ class TritonReply:
     Args:
         request: Triton's request (decoupled).
         outputs: names of the output tensors that the model declares.
+        responder: the thread that sends.
     """
 
-    def __init__(self, request: Any, outputs: frozenset[str]) -> None:
+    def __init__(self, request: Any, outputs: frozenset[str], responder: Responder[TritonReply]) -> None:
+        self._responder = responder
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names()) & outputs or outputs
         self._call = CallFields()
@@ -52,14 +55,17 @@ class TritonReply:
         return bool(self._sender.is_cancelled())
 
     def update(self, update: Update) -> None:
-        """Sends what is new."""
+        """Hands what is new to the responder."""
+        self._responder.put(self, update)
+
+    def send(self, update: Update) -> None:
+        """Sends what is new; called by the responder."""
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if update.tokens or update.result is not None:
+            self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)))
         if update.error is not None:
-            error = triton_error(update.error)
-            self._sender.send(pb_utils.InferenceResponse(error=error), flags=final)
-            return
-        self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)))
-        if update.final:
+            self._sender.send(pb_utils.InferenceResponse(error=triton_error(update.error)), flags=final)
+        elif update.final:
             self._sender.send(flags=final)
 
     def _tensors(self, update: Update) -> list[Any]:

@@ -16,6 +16,7 @@ from tokenrouter.deployment import Entry, build_subserver, direct_entry
 from tokenrouter.loops import DecodingLoop
 from tokenrouter.triton.frontend import Frontend
 from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
+from tokenrouter.triton.publisher import Publisher
 from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_INPUTS, SUBSERVER_OUTPUTS
 
 
@@ -40,7 +41,8 @@ class OrchestratorRole:
             entry, name=config["name"], share="routed", inputs=ENTRY_INPUTS, outputs=frozenset(ENTRY_OUTPUTS)
         )
         metrics = OrchestratorMetrics(config["name"], self._frontend.orchestrator)
-        self._frontend.start(metrics.publish)
+        self._publisher = Publisher(metrics.publish)
+        self._frontend.start(self._publisher.changed)
 
     def execute(self, requests: Sequence[Any]) -> None:
         """See `Role`."""
@@ -49,6 +51,7 @@ class OrchestratorRole:
     def finalize(self) -> None:
         """See `Role`."""
         self._frontend.stop()
+        self._publisher.stop()
 
 
 class SubserverRole:
@@ -58,14 +61,16 @@ class SubserverRole:
         name = str(config["name"])
         subserver = subserver_config(config, folder / version)
         entry = direct_entry(name, subserver, folder.parent)
+        metrics = SubserverMetrics(name)
+        self._publisher = Publisher(lambda: metrics.publish(self._subserver))
         self._loop = DecodingLoop(
             lambda: build_subserver(name, subserver, folder.parent),
             UnixCarrier(listen=socket_path(runtime_dir(), name)),
-            publish=SubserverMetrics(name).publish,
+            changed=lambda: self._publisher.changed(),
             name=f"decoding-{name}",
         )
-        info = self._loop.start().engine.info
-        logging.getLogger(__name__).info("%s: %s", name, info)
+        self._subserver = self._loop.start()
+        logging.getLogger(__name__).info("%s: %s", name, self._subserver.engine.info)
         self._frontend = Frontend(
             entry, name=name, share="direct", inputs=SUBSERVER_INPUTS, outputs=frozenset(SUBSERVER_OUTPUTS)
         )
@@ -78,6 +83,7 @@ class SubserverRole:
     def finalize(self) -> None:
         """See `Role`."""
         self._frontend.stop()
+        self._publisher.stop()
         self._loop.stop()
 
 

@@ -1,0 +1,116 @@
+"""The one thread of a process that talks to Triton about responses.
+
+Sending a response blocks until Triton has taken it, some 0.1 to 0.4 ms. In the orchestrator's thread that would delay
+hand-offs, so a thread of its own sends; when it falls behind, the updates of a request that wait are merged into one
+response. It also asks, five times a second per request, whether the client is still there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from tokenrouter.orchestrator import Update
+
+_CANCEL_POLL_S = 0.2
+
+
+class Sender(Protocol):
+    """One request's way to its client."""
+
+    def send(self, update: Update) -> None:
+        """Sends responses; blocks."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether the client went away."""
+        ...
+
+
+S = TypeVar("S", bound=Sender)
+
+
+class Responder(Generic[S]):
+    """See the module's text.
+
+    Args:
+        name: of the thread.
+        on_cancelled: called in this thread, once per sender whose client went away.
+    """
+
+    def __init__(self, name: str, on_cancelled: Callable[[S], None]) -> None:
+        self._on_cancelled = on_cancelled
+        self._pending: OrderedDict[S, Update] = OrderedDict()
+        self._watched: deque[S] = deque()
+        self._over: set[S] = set()
+        self._next_poll = 0.0
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=f"responder-{name}", daemon=True)
+        self._thread.start()
+
+    def watch(self, sender: S) -> None:
+        """Asks from now on whether the client went away."""
+        with self._changed:
+            self._watched.append(sender)
+            self._changed.notify()
+
+    def put(self, sender: S, update: Update) -> None:
+        """Sends an update soon; callable from any thread, never blocks."""
+        with self._changed:
+            waiting = self._pending.get(sender)
+            if waiting is None:
+                self._pending[sender] = update
+                self._changed.notify()
+            else:
+                waiting.merge(update)
+
+    def stop(self) -> None:
+        """Sends what waits and ends the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._pending or self._stopping or self._poll_due()):
+                    self._changed.wait(self._patience_s())
+                item = self._pending.popitem(last=False) if self._pending else None
+                if item is None and self._stopping:
+                    return
+                suspect = self._take_suspect()
+            if item is not None:
+                self._send(*item)
+            if suspect is not None and suspect.cancelled():
+                self._over.add(suspect)
+                self._on_cancelled(suspect)
+
+    def _send(self, sender: S, update: Update) -> None:
+        sender.send(update)
+        if update.final:
+            self._over.add(sender)
+
+    def _poll_due(self) -> bool:
+        return bool(self._watched) and time.monotonic() >= self._next_poll
+
+    def _patience_s(self) -> float | None:
+        return max(0.0, self._next_poll - time.monotonic()) if self._watched else None
+
+    def _take_suspect(self) -> S | None:
+        """The next sender to ask about, in turn; those that are over drop out."""
+        if not self._poll_due():
+            return None
+        while self._watched:
+            sender = self._watched.popleft()
+            if sender in self._over:
+                self._over.discard(sender)
+                continue
+            self._watched.append(sender)
+            self._next_poll = time.monotonic() + _CANCEL_POLL_S / len(self._watched)
+            return sender
+        return None
