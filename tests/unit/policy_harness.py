@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
 from tokenrouter import sampling
@@ -198,7 +199,7 @@ def decide(
 ) -> list[str]:
     """`route` of a batch given as arrays; the names it decides on."""
     count = len(logits if logits is not None else hidden)
-    logits = torch.as_tensor(logits if logits is not None else torch.zeros(count, 4), dtype=torch.float32)
+    logits = torch.as_tensor(np.asarray(logits if logits is not None else np.zeros((count, 4))), dtype=torch.float32)
     batch = RouteBatch(
         model=model,
         rows=rows if rows is not None else [FakeRow(model=model, position=i) for i in range(count)],
