@@ -23,10 +23,8 @@ def load_engine(name: str, checkpoint: Path, options: dict[str, Any], *, sharing
     """
     if name == "torch":
         from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
-        from tokenrouter.engines.torch.threads import default_threads
 
-        config = TorchEngineConfig.from_mapping({"threads": default_threads(sharing), **options})
-        return TorchEngine.from_folder(checkpoint, config)
+        return TorchEngine.from_folder(checkpoint, TorchEngineConfig.from_mapping(options), sharing=sharing)
     if name == "emulated":
         from tokenrouter.engines.emulated import EmulatedEngine
 

@@ -57,8 +57,8 @@ class TorchEngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         max_seq_len: longest sequence, prompt included. Default: the model's max_position_embeddings.
         kv_cache_config: the paged KV cache.
         threads: CPU threads of this *process* for torch operators. Default: 1 for a model of less than 30 million
-            parameters, otherwise all cores that are granted. With several engine processes on a host set
-            `default_threads(number of engines)` for larger models, or they slow each other down.
+            parameters, otherwise this engine's part of the cores that are granted, shared with the other torch
+            engines of the repository.
     """
 
     device: str = "auto"

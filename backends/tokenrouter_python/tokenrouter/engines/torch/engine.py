@@ -102,12 +102,13 @@ class TorchEngine:
         attention.attach(model, self._attention)
 
     @classmethod
-    def from_folder(cls, path: str | Path, config: TorchEngineConfig | None = None) -> TorchEngine:
+    def from_folder(cls, path: str | Path, config: TorchEngineConfig | None = None, *, sharing: int = 1) -> TorchEngine:
         """Loads a model and checks, with a few tokens, that this engine computes what the model computes by itself.
 
         Args:
             path: folder with config.json and the weights, in Hugging Face format.
             config: settings; the defaults suit a small model on a CPU.
+            sharing: engine processes that share this host's cores, this one included.
 
         Raises:
             ConfigError: the folder, the settings or the architecture cannot be served; the message says what to change.
@@ -117,7 +118,7 @@ class TorchEngine:
         torch.set_num_threads(config.threads or 1)
         model = loading.load_model(Path(path), dtype=config.resolve_dtype(device), device=device)
         if config.threads is None and model.num_parameters() > SINGLE_THREAD_PARAMETERS:
-            torch.set_num_threads(default_threads())
+            torch.set_num_threads(default_threads(sharing))
         probe = loading.probe(model)
         fusion.fuse_norms(model)
         try:
