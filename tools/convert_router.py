@@ -59,13 +59,16 @@ def convert(
         if models is not None:
             router = replace(router, models=tuple(name.strip() for name in models.split(",")))
         build(router)
+        out.parent.mkdir(parents=True, exist_ok=True)
         save_router(router, out)
     except RouterError as exc:
-        console.print(f"[red]{exc}[/red]", highlight=False)
+        console.print(str(exc), style="red", markup=False, highlight=False)
         raise typer.Exit(1) from exc
     parameters = sum(tensor.numel() for tensor in router.tensors.values())
     stored = "none" if router.threshold is None else f"{router.threshold:g}"
-    console.print(f"{out}: {router.kind} router, {parameters:,} values, threshold {stored}", highlight=False)
+    console.print(
+        f"{out}: {router.kind} router, {parameters:,} values, threshold {stored}", markup=False, highlight=False
+    )
 
 
 def _without_embedding(router: RouterFile) -> RouterFile:

@@ -88,10 +88,18 @@ def test_a_missing_or_misshapen_tensor_is_named(name):
 
 
 def test_another_small_model_is_refused_with_both_sizes(vector_file):
-    with pytest.raises(ConfigError, match=r"hidden size 3, the router expects 2 .*mlp\.0\.weight"):
+    with pytest.raises(ConfigError, match=r"hidden size 3, the router expects 2 .*trained for another"):
         decide(policy(vector_file), hidden=np.zeros((1, 3)))
     with pytest.raises(ConfigError, match="needs hidden states"):
         decide(policy(vector_file), np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize(("size", "text"), [(3, "hidden size 3, the router expects 2"), (0, "does not give")])
+def test_prepare_notices_another_small_model(vector_file, size, text):
+    params = {"checkpoint": "mlp_iter_0.123.pth"}
+    with pytest.raises(ConfigError, match=text):
+        make("citer", params, directory=vector_file, hidden_size=size).prepare("small")
+    make("citer", params, directory=vector_file, hidden_size=2).prepare("small")
 
 
 def test_prepare_loads_at_the_small_model_only(tmp_path):

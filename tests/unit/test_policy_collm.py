@@ -43,6 +43,11 @@ def test_deferring_takes_the_large_models_token():
     assert trace.tokens == [1, 1, 1]
 
 
+def test_column_in_front_of_padding():
+    assert decide(make("collm", {"threshold": 0.15, "deferral_id": 3}), [[*VECTOR[0], -9.0, 9.0]]) == ["large"]
+    assert decide(make("collm", {"threshold": 0.25, "deferral_id": 3}), [[*VECTOR[0], -9.0, 9.0]]) == ["small"]
+
+
 def test_exactly_at_the_threshold_stays():
     assert decide(make("collm", {"threshold": 0.5}), [[1.0, 0.0], [1.0, 1e-6]]) == ["small", "large"]
 
@@ -72,7 +77,7 @@ def test_separate_row_equals_the_definition(tmp_path, form):
     policy = make("collm", params, directory=tmp_path)
     assert decide(policy, hidden=hidden) == want
     assert decide_alone(policy, np.zeros((60, 4)), hidden=hidden) == want
-    with pytest.raises(ConfigError, match=r"hidden size 4, the router expects 3 .*deferral\.weight"):
+    with pytest.raises(ConfigError, match=r"hidden size 4, the router expects 3 .*trained for another"):
         decide(policy, hidden=np.zeros((1, 4)))
 
 
@@ -96,6 +101,7 @@ def test_deferral_and_padding_ids_are_never_sampled():
         ({}, 6, 3, [3, 4, 5]),
         ({}, 4, 9, [3]),
         ({"vocab_size": 2}, 5, 4, [2, 3, 4]),
+        ({"deferral_id": 3}, 8, None, [3, 4, 5, 6, 7]),
         ({"checkpoint": "row.bin"}, 5, None, []),
         ({"checkpoint": "row.bin"}, 5, 3, [3, 4]),
     ],
@@ -133,6 +139,10 @@ def test_refusals():
         make("collm", {"mode": "compose"})
     with pytest.raises(InvalidRequest, match="vocab_size is 0"):
         make("collm", {"vocab_size": 0})
+    with pytest.raises(InvalidRequest, match="names a logit column, checkpoint a row"):
+        make("collm", {"deferral_id": 3, "checkpoint": "row.bin"})
+    with pytest.raises(ConfigError, match="deferral_id is 9; 'small' has 4 logit columns"):
+        decide(make("collm", {"deferral_id": 9}), VECTOR)
     with pytest.raises(InvalidRequest, match="warmup_tokens is 0"):
         make("collm", {"warmup_tokens": 0})
     with pytest.raises(InvalidRequest, match=r"threshold is 1\.5"):

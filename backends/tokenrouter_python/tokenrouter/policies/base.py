@@ -187,7 +187,8 @@ class PolicyContext:
             parameters leads out of it, because clients send parameters too.
         extras: objects that the place of execution offers, by name. In use: ``tokenizer`` (a `tokenizers.Tokenizer`),
             ``input_embedding`` (callable, model name to its [V, H] input embedding), ``device`` (where that process
-            keeps logits and hidden states, for example ``cuda:0``; default ``cpu``).
+            keeps logits and hidden states, for example ``cuda:0``; default ``cpu``), ``hidden_size`` (H of
+            `RouteBatch.hidden`; 0 if the engine gives none).
     """
 
     models: tuple[str, ...]

@@ -52,5 +52,4 @@ class Citer(LearnedOneToken):
     def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""
         network: CiterNetwork = self.network(str(batch.logits.device))
-        hidden = self.hidden(batch, network.hidden_size, f"{network.origin}: mlp.0.weight")
-        return network.score(hidden) < self.threshold(network.threshold)
+        return network.score(self.hidden(batch, network)) < self.threshold(network.threshold)

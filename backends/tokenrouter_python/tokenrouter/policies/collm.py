@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tokenrouter.errors import InvalidRequest
+from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
 from tokenrouter.policies.one_token import LearnedOneToken
 
@@ -36,14 +36,16 @@ class CoLLM(LearnedOneToken):
         """Knobs of `CoLLM`.
 
         `checkpoint`: the deferral row as a file (our ``.safetensors``, a tensor saved by torch.save, or the folder of
-        the fine-tuned model); "" = last logit column. `threshold`: in [0, 1], by default the file's, else 0.5; the
-        TokenRouter paper uses 0.15. `vocab_size`: the small model samples ids below this; by default the deployment's
-        tokenizer decides. `warmup`: the threshold starts at 1 and reaches its value at position `warmup_tokens`.
-        `mode`: only ``defer`` can be served.
+        the fine-tuned model); "" = a logit column, the last one unless `deferral_id` names it (for logits that are
+        padded behind it). `threshold`: in [0, 1], by default the file's, else 0.5; the TokenRouter paper uses 0.15.
+        `vocab_size`: the small model samples ids below this; by default the deployment's tokenizer decides. `warmup`:
+        the threshold starts at 1 and reaches its value at position `warmup_tokens`. `mode`: only ``defer`` can be
+        served.
         """
 
         checkpoint: str = ""
         threshold: float | None = None
+        deferral_id: int | None = None
         vocab_size: int | None = None
         warmup: Literal["none", "linear", "cosine", "exponential"] = "none"
         warmup_tokens: int = 15
@@ -58,10 +60,14 @@ class CoLLM(LearnedOneToken):
                 "policy_params.mode 'compose' mixes the distributions of both models at one position; this server's "
                 "models exchange tokens, not distributions. Use 'defer'"
             )
-        if params.vocab_size is not None and params.vocab_size < 1:
-            raise InvalidRequest(f"policy_params.vocab_size is {params.vocab_size}; it is at least 1")
-        if params.warmup_tokens < 1:
-            raise InvalidRequest(f"policy_params.warmup_tokens is {params.warmup_tokens}; it is at least 1")
+        for knob in ("vocab_size", "deferral_id", "warmup_tokens"):
+            value = getattr(params, knob)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"policy_params.{knob} is {value}; it is at least 1")
+        if params.checkpoint and params.deferral_id is not None:
+            raise InvalidRequest(
+                "policy_params.deferral_id names a logit column, checkpoint a row of its own: give one"
+            )
         if params.warmup == "exponential" and params.threshold == 0.0:
             raise InvalidRequest("policy_params.warmup 'exponential' never reaches threshold 0; use 'linear'")
 
@@ -80,20 +86,33 @@ class CoLLM(LearnedOneToken):
         """The small model's deferral column and everything beyond the large model's tokens."""
         if model != self.models[0]:
             return ()
-        columns = vocab_size if self.uses_checkpoint() else vocab_size - 1
+        columns = vocab_size if self.uses_checkpoint() else self._column(vocab_size)
         known = columns if self.params.vocab_size is None else self.params.vocab_size
         tokenizer = self.context.extras.get("tokenizer")
         if self.params.vocab_size is None and tokenizer is not None:
             known = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         return range(min(known, columns), vocab_size)
 
+    def _column(self, vocab_size: int) -> int:
+        """Index of the deferral column.
+
+        Raises:
+            ConfigError: the model has no such column.
+        """
+        column: int | None = self.params.deferral_id
+        if column is not None and column >= vocab_size:
+            raise ConfigError(
+                f"policy_params.deferral_id is {column}; {self.models[0]!r} has {vocab_size} logit columns"
+            )
+        return vocab_size - 1 if column is None else column
+
     def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""
         if not self.uses_checkpoint():
-            return batch.logits[:, -1].sigmoid() > self._thresholds(batch, None)
+            column = self._column(batch.logits.shape[-1])
+            return batch.logits[:, column].sigmoid() > self._thresholds(batch, None)
         row: DeferralRow = self.network(str(batch.logits.device))
-        hidden = self.hidden(batch, row.hidden_size, f"{row.origin}: deferral.weight")
-        return row.probability(hidden) > self._thresholds(batch, row.threshold)
+        return row.probability(self.hidden(batch, row)) > self._thresholds(batch, row.threshold)
 
     def _thresholds(self, batch: RouteBatch, stored: float | None) -> float | Tensor:
         """One threshold, or [B] of them during the warm-up."""

@@ -41,7 +41,8 @@ class OneToken(Policy):
 class LearnedOneToken(OneToken):
     """A `OneToken` policy whose rule is a network in a file, run at the small model only.
 
-    Params need `checkpoint: str` and `threshold: float | None`.
+    Params need `checkpoint: str` and `threshold: float | None`. What `load` returns has `hidden_size` (H, or None if
+    hidden states are not used) and `origin` (the file, for error texts).
     """
 
     default_threshold: ClassVar[float]
@@ -52,9 +53,11 @@ class LearnedOneToken(OneToken):
         check_unit("threshold", self.params.threshold)
 
     def prepare(self, model: str) -> None:
-        """Loads the network at the small model."""
+        """Loads the network at the small model; if the hidden size is known there, it has to fit."""
         if model == self.models[0] and self.uses_checkpoint():
-            self.network(str(self.context.extras.get("device", "cpu")))
+            network, extras = self.network(str(self.context.extras.get("device", "cpu"))), self.context.extras
+            if "hidden_size" in extras:
+                self._check_hidden(model, extras["hidden_size"], network)
 
     def uses_checkpoint(self) -> bool:
         """Whether these parameters need the file. Default: always."""
@@ -86,27 +89,26 @@ class LearnedOneToken(OneToken):
             return given
         return self.default_threshold if stored is None else stored
 
-    def hidden(self, batch: RouteBatch, width: int, origin: str) -> Tensor:
+    def hidden(self, batch: RouteBatch, network: Any) -> Tensor:
         """[B, H] float32 hidden states of the batch.
 
-        Args:
-            batch: result of a forward pass.
-            width: H that the network was trained for.
-            origin: what `width` was read from.
-
         Raises:
-            ConfigError: the engine gives none, or of another width.
+            ConfigError: the engine gives none, or of another width than the network was trained for.
         """
-        if batch.hidden is None:
-            raise ConfigError(
-                f"policy {self.name!r} needs hidden states, which the engine of {batch.model!r} does not give"
-            )
-        if batch.hidden.shape[-1] != width:
-            raise ConfigError(
-                f"policy {self.name!r}: model {batch.model!r} has hidden size {batch.hidden.shape[-1]}, the router "
-                f"expects {width} ({origin}); it was trained for another small model"
-            )
+        self._check_hidden(batch.model, 0 if batch.hidden is None else batch.hidden.shape[-1], network)
+        assert batch.hidden is not None
         return batch.hidden.float()
+
+    def _check_hidden(self, model: str, size: int, network: Any) -> None:
+        if network.hidden_size is None:
+            return
+        if size == 0:
+            raise ConfigError(f"policy {self.name!r} needs hidden states, which the engine of {model!r} does not give")
+        if size != network.hidden_size:
+            raise ConfigError(
+                f"policy {self.name!r}: model {model!r} has hidden size {size}, the router expects "
+                f"{network.hidden_size} ({network.origin}); it was trained for another small model"
+            )
 
 
 def check_unit(name: str, value: float | None) -> None:

@@ -89,7 +89,7 @@ class R2R(LearnedOneToken):
         """What the network's class takes, float32: hidden [B, H], token [B, E], logits [B, K]."""
         sizes, features = network.sizes, {}
         if "hidden" in sizes:
-            features["hidden"] = self.hidden(batch, sizes["hidden"], network.origin)
+            features["hidden"] = self.hidden(batch, network)
         if "token" in sizes:
             table = self._embedding(network)
             features["token"] = table[batch.tokens.to(table.device)].to(batch.tokens.device).float()

@@ -124,6 +124,11 @@ class R2RNetwork:
     threshold: float | None
     origin: str
 
+    @property
+    def hidden_size(self) -> int | None:
+        """H, or None if hidden states are not used."""
+        return self.sizes.get("hidden")
+
     def probability(self, features: Mapping[str, Tensor]) -> Tensor:
         """p(divergent): sigmoid of one output, or class 2 of three.
 
