@@ -35,7 +35,7 @@ class Citer(LearnedOneToken):
         threshold: float | None = None
 
     def check(self) -> None:
-        """Refuses a threshold outside [0, 1] and a missing checkpoint."""
+        """Refuses a threshold outside [0, 1], a missing checkpoint, and one outside of the deployment's folder."""
         super().check()
         if not self.params.checkpoint:
             raise InvalidRequest(

@@ -48,7 +48,10 @@ class LearnedOneToken(OneToken):
     default_threshold: ClassVar[float]
 
     def check(self) -> None:
-        """Refuses thresholds outside [0, 1]; NaN is outside."""
+        """Refuses thresholds outside [0, 1] (NaN is outside), and paths out of the deployment's folder."""
+        from tokenrouter.policies.checkpoints import confined
+
+        confined(self.context, self.params.checkpoint)
         self._networks: dict[str, Any] = {}
         check_unit("threshold", self.params.threshold)
 

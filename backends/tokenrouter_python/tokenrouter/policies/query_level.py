@@ -57,6 +57,9 @@ class QueryLevel(Policy):
         if (self.params.router in ("regex", "classifier", "bert")) != bool(self.params.checkpoint):
             needs = "has no use for a" if self.params.checkpoint else "needs a"
             raise InvalidRequest(f"policy_params.router {self.params.router!r} {needs} checkpoint")
+        from tokenrouter.policies.checkpoints import confined
+
+        confined(self.context, self.params.checkpoint)
 
     def _thresholds(self, given: float | Sequence[float]) -> tuple[float, ...]:
         values = (given,) if isinstance(given, (int, float)) else tuple(given)

@@ -16,6 +16,7 @@ from tokenrouter.deployment import Entry, build_subserver, direct_entry
 from tokenrouter.loops import DecodingLoop
 from tokenrouter.triton.frontend import Frontend
 from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
+from tokenrouter.triton.orphan import leave_with_parent
 from tokenrouter.triton.publisher import Publisher
 from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_INPUTS, SUBSERVER_OUTPUTS
 
@@ -96,6 +97,7 @@ def start_role(args: Mapping[str, str]) -> Role:
     Raises:
         ConfigError: names the file and the field; Triton shows the text as the reason why the model does not load.
     """
+    leave_with_parent()
     logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], format="%(message)s", force=True)
     config = json.loads(args["model_config"])
     folder = Path(args["model_repository"])

@@ -16,23 +16,33 @@ from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.checkpoints.native import KINDS, RouterFile, is_native, load_router, save_router
 
-__all__ = ["KINDS", "RouterFile", "cached", "is_native", "load_router", "resolve", "save_router"]
+__all__ = ["KINDS", "RouterFile", "cached", "confined", "is_native", "load_router", "resolve", "save_router"]
 
 
-def resolve(context: PolicyContext, path: str) -> Path:
-    """A path from parameters as an existing file or folder.
+def confined(context: PolicyContext, path: str) -> str:
+    """A path from parameters as an absolute path; nothing needs to be there.
 
     Relative paths are relative to `context.directory`, and no path leads out of it: parameters also come from clients.
     The check is on the path's text, so an operator may place symbolic links in the directory.
 
     Raises:
         InvalidRequest: the path leads out of the directory.
-        ConfigError: nothing is there.
     """
     root = context.directory
     full = os.path.abspath(os.path.join(root or "", path))
     if root is not None and os.path.commonpath([full, os.path.abspath(root)]) != os.path.abspath(root):
         raise InvalidRequest(f"checkpoint {path!r} lies outside of the deployment's folder; put it there or link it")
+    return full
+
+
+def resolve(context: PolicyContext, path: str) -> Path:
+    """A path from parameters as an existing file or folder, see `confined`.
+
+    Raises:
+        InvalidRequest: the path leads out of the directory.
+        ConfigError: nothing is there.
+    """
+    full = confined(context, path)
     if not os.path.exists(full):
         raise ConfigError(f"checkpoint {path!r} does not exist; paths are relative to the deployment's folder")
     return Path(full)
