@@ -1,0 +1,54 @@
+# make serve | make test | make check ; see README.md
+PYTHON ?= python3
+HTTP_PORT ?= 8000
+GRPC_PORT ?= 8001
+METRICS_PORT ?= 8002
+MODEL_REPOSITORY ?= model_repository
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+LOCKS := requirements/serve.lock requirements/test.lock
+STAMP := $(VENV)/.installed
+CODE := backends tools perf tests
+
+.PHONY: help venv serve test unit integration check format demo-models clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
+
+venv: $(STAMP) ## Set up .venv with pinned dependencies
+
+$(STAMP): $(LOCKS) pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else "Python 3.10 to 3.12 is needed, this is %d.%d: make PYTHON=python3.11 ..." % v)'
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r requirements/serve.lock -r requirements/test.lock
+	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
+	@touch $@
+
+serve: venv ## Serve the demo repository until Ctrl-C
+	@$(BIN)/python -m tools.launch --model-repository $(MODEL_REPOSITORY) \
+		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+
+test: unit integration ## Everything
+
+unit: venv
+	$(BIN)/python -m pytest tests/unit tests/contract -n 2 -q
+
+integration: venv
+	$(BIN)/python -m pytest tests/integration -q
+
+check: venv ## ruff, format, mypy --strict
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+
+format: venv ## Format the code
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+demo-models: venv ## Train the demo models again (up to an hour)
+	$(BIN)/python -m tools.demo_models train --output model_repository
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
