@@ -116,4 +116,4 @@ def test_refusals(vector_file):
     with pytest.raises(InvalidRequest, match="threshold is 2"):
         policy(vector_file, threshold=2)
     with pytest.raises(InvalidRequest, match="lies outside"):
-        policy(vector_file, "../elsewhere.pth").prepare("small")
+        policy(vector_file, "../elsewhere.pth")

@@ -94,7 +94,7 @@ def test_first_writer_is_drawn_too():
     assert chisquare(counts, 2000 * np.asarray(PAPER)).pvalue > 1e-3
 
 
-def responses(temperature, count=12_000):
+def responses(temperature, count):
     """Histogram of all tokens, and of first tokens, of two models with fixed distributions and equal weights."""
     models = {"small": fixed((0.7, 0.2, 0.1)), "large": fixed((0.1, 0.6, 0.3))}
     requests = [Request([5], seed=seed) for seed in range(count)]
@@ -104,7 +104,7 @@ def responses(temperature, count=12_000):
 
 
 def test_output_is_distributed_as_the_mixture():
-    everything, first = responses(temperature=1.0)
+    everything, first = responses(temperature=1.0, count=3000)
     mixture = np.array([0.4, 0.4, 0.2])
     assert chisquare(everything, everything.sum() * mixture).pvalue > 1e-3
     assert chisquare(first, first.sum() * mixture).pvalue > 1e-3
@@ -112,7 +112,7 @@ def test_output_is_distributed_as_the_mixture():
 
 def test_temperature_acts_on_the_drawn_model_not_on_the_mean():
     """Vector: at T = 0.5 the tempered mixture, not the mixture that is tempered afterwards."""
-    everything, _ = responses(temperature=0.5)
+    everything, _ = responses(temperature=0.5, count=6000)
     assert chisquare(everything, everything.sum() * np.array([0.464573, 0.428341, 0.107086])).pvalue > 1e-3
     assert chisquare(everything, everything.sum() * np.array([0.444444, 0.444445, 0.111111])).pvalue < 1e-3
 

@@ -214,6 +214,11 @@ def test_refusals(params, models, text):
         make("query_level", params, models)
 
 
+def test_checkpoint_outside_of_the_deployment_is_refused(tmp_path):
+    with pytest.raises(InvalidRequest, match="lies outside"):
+        make("query_level", {"router": "regex", "checkpoint": "/etc/passwd"}, directory=tmp_path)
+
+
 def test_one_model_leaves_nothing_to_choose():
     with pytest.raises(ConfigError, match="only solo"):
         make("query_level", {}, ("solo",))

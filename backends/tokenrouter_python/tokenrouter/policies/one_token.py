@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import Destinations, Handoff, Policy, RouteBatch, Row, Visit
+from tokenrouter.policies.checkpoints import cached, confined, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,8 +50,6 @@ class LearnedOneToken(OneToken):
 
     def check(self) -> None:
         """Refuses thresholds outside [0, 1] (NaN is outside), and paths out of the deployment's folder."""
-        from tokenrouter.policies.checkpoints import confined
-
         confined(self.context, self.params.checkpoint)
         self._networks: dict[str, Any] = {}
         check_unit("threshold", self.params.threshold)
@@ -79,8 +78,6 @@ class LearnedOneToken(OneToken):
         """
         found = self._networks.get(device)
         if found is None:
-            from tokenrouter.policies.checkpoints import cached, resolve
-
             found = cached(type(self).load, resolve(self.context, self.params.checkpoint), device)
             self._networks[device] = found
         return found

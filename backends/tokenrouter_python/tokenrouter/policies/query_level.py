@@ -19,6 +19,7 @@ import numpy as np
 
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import Destinations, EntryRequest, Policy, PolicyParams, RouteBatch
+from tokenrouter.policies.checkpoints import cached, confined, resolve
 from tokenrouter.policies.one_token import check_unit
 from tokenrouter.rng import Stream, draw
 
@@ -57,8 +58,6 @@ class QueryLevel(Policy):
         if (self.params.router in ("regex", "classifier", "bert")) != bool(self.params.checkpoint):
             needs = "has no use for a" if self.params.checkpoint else "needs a"
             raise InvalidRequest(f"policy_params.router {self.params.router!r} {needs} checkpoint")
-        from tokenrouter.policies.checkpoints import confined
-
         confined(self.context, self.params.checkpoint)
 
     def _thresholds(self, given: float | Sequence[float]) -> tuple[float, ...]:
@@ -80,7 +79,7 @@ class QueryLevel(Policy):
     def _router(self) -> WinRate | None:
         """What is read from the checkpoint, or None if the router needs none."""
         if self.params.checkpoint and self._loaded is None:
-            from tokenrouter.policies.checkpoints import cached, resolve, win_rate
+            from tokenrouter.policies.checkpoints import win_rate
 
             path = resolve(self.context, self.params.checkpoint)
             self._loaded = cached(win_rate.LOADERS[self.params.router], path, "cpu")
