@@ -166,7 +166,7 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
 
     request: int
     visit: int
-    outcome: int
+    outcome: Outcome
     tokens: list[int]
     target: str = ""
     state: dict[str, Any] | None = None
@@ -196,6 +196,11 @@ class Codec:
     def encode(cls, message: Message) -> bytes:
         """One message as msgpack bytes."""
         return cls._encoder.encode(message)
+
+    @classmethod
+    def copy_state(cls, state: dict[str, Any]) -> dict[str, Any]:
+        """A policy's state as it arrives at the other side; raises whatever encoding it raises."""
+        return msgspec.msgpack.decode(cls._encoder.encode(state), type=dict[str, Any]) if state else {}
 
     @classmethod
     def decode(cls, payload: bytes | memoryview) -> Message:

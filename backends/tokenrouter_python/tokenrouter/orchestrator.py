@@ -268,6 +268,8 @@ class Orchestrator:
             self._alarm(arrived_ns + self.settings.connect_timeout_ns if self._unconnected(policy) else None)
         else:
             self._start(item, arrived_ns, now_ns)
+        # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
+        self._alarm(None if request.timeout_ns is None else arrived_ns + request.timeout_ns)
         self.statistics.accepted += 1
         self._flush()
         return key
@@ -363,15 +365,19 @@ class Orchestrator:
 
     def _advance(self, now_ns: int) -> None:
         """Starts whoever can start, in order, and tells all models the number in flight."""
-        while (head := self._queue.head()) is not None and self._can_start(head.item[1], head.item[2]):
-            waiting = self._queue.pop()
-            self._waiting.pop(waiting.item[0])
+        while (head := self._queue.head()) is not None:
             try:
-                self._check_fits(waiting.item[1], waiting.item[2])
+                # Again: a model that was away at the arrival may have come with less room, and the head would wait for
+                # ever with all others behind it.
+                self._check_fits(head.item[1], head.item[2])
             except RouterError as exc:
-                self._refuse(waiting, exc, removed=True)
-            else:
-                self._start(waiting.item, waiting.arrived_ns, now_ns)
+                self._refuse(head, exc)
+                continue
+            if not self._can_start(head.item[1], head.item[2]):
+                break
+            self._queue.pop()
+            self._waiting.pop(head.item[0])
+            self._start(head.item, head.arrived_ns, now_ns)
         self._flush()
 
     def _start(self, item: tuple[int, GenerationRequest, Policy], arrived_ns: int, now_ns: int) -> None:
@@ -391,7 +397,6 @@ class Orchestrator:
             started_ns=now_ns,
         )
         self._active[key] = active
-        self._alarm(active.deadline_ns)
         self.statistics.queue_wait.observe((now_ns - arrived_ns) * 1e-9)
         try:
             entry = self._entry(active)
@@ -451,10 +456,16 @@ class Orchestrator:
         self._dispatch(request, request.at, source="", left_ns=0, now_ns=now_ns)
 
     def receive(self, model: str, message: ToOrchestrator, *, now_ns: int) -> None:
-        """One message of a connected subserver."""
+        """One message of a connected subserver.
+
+        Raises:
+            ProtocolError, ConfigError: the peer broke the protocol; close its connection.
+        """
         if isinstance(message, ModelInfo):
             self.connected(model, message, now_ns=now_ns)
             return
+        if not isinstance(message, Report):
+            raise ProtocolError(f"{type(message).__name__} is not for an orchestrator")
         for row in message.rows:
             request = self._active.get(row.request)
             if request is None or request.visit != row.visit or request.at != model:
@@ -464,7 +475,7 @@ class Orchestrator:
         self._advance(now_ns)
 
     def _apply(self, request: _Active, row: ReportRow, report: Report, now_ns: int) -> None:
-        outcome = Outcome(row.outcome)
+        outcome = row.outcome
         if outcome is Outcome.LOST:
             request.known.pop(request.at, None)
             self._recover(request, now_ns)

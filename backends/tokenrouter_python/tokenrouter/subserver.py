@@ -19,6 +19,7 @@ from tokenrouter.errors import ConfigError, PolicyFailed, ProtocolError, RouterE
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
+    Codec,
     Hello,
     InFlight,
     ModelInfo,
@@ -131,6 +132,8 @@ class Subserver:
         if isinstance(message, Hello):
             self._greet(peer, message)
             return
+        if not isinstance(message, Open | Resume | Close | InFlight):
+            raise ProtocolError(f"{type(message).__name__} is not for a subserver")
         if peer not in self._peers:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         self._peers[peer].in_flight = message.in_flight
@@ -140,8 +143,6 @@ class Subserver:
             self._resume(peer, message, now_ns)
         elif isinstance(message, Close):
             self._drop((peer, message.request))
-        elif not isinstance(message, InFlight):
-            raise ProtocolError(f"{type(message).__name__} is not for a subserver")
 
     def disconnected(self, peer: int) -> None:
         """An orchestrator is gone: its requests are dropped and their KV is freed."""
@@ -153,6 +154,8 @@ class Subserver:
     def _greet(self, peer: int, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
             raise ProtocolError(f"{hello.peer} speaks version {hello.version} of the protocol, not {PROTOCOL_VERSION}")
+        if peer in self._peers:
+            raise ProtocolError(f"{hello.peer} sent Hello twice")
         if hello.share not in self._shares:
             raise ProtocolError(f"{hello.peer} asks for the unknown KV share {hello.share!r}")
         if self.name not in hello.models:
@@ -189,8 +192,9 @@ class Subserver:
         self._drop(key)
         try:
             policy = self.policy(message.policy, self._peers[peer].models)
+            banned = self._mask(policy)
             handle = self.engine.open(kv_tokens=message.kv_tokens, prompt_tokens=message.prompt_tokens)
-        except RouterError as exc:
+        except Exception as exc:
             self._reply(peer, _failed(message.request, message.visit, exc), now_ns)
             return
         self._sequences[key] = sequence = ModelSequence(
@@ -201,7 +205,7 @@ class Subserver:
             policy=policy,
             handle=handle,
         )
-        sequence.banned = policy.mask(self.name, self.engine.info.vocab_size)
+        sequence.banned = banned
         self._peers[peer].requests.add(message.request)
         self._arrive(key, sequence, message, now_ns)
 
@@ -227,6 +231,14 @@ class Subserver:
             return
         self._batcher.add(key, now_ns=now_ns)
         self.statistics.arrived(now_ns - message.left_ns if message.left_ns else None)
+
+    def _mask(self, policy: Policy) -> Sequence[int]:
+        with _policy_errors(policy, "mask"):
+            width = self.engine.info.vocab_size
+            banned = policy.mask(self.name, width)
+            if len(banned) and not 0 <= min(banned) <= max(banned) < width:
+                raise PolicyFailed(f"mask returned ids from {min(banned)} to {max(banned)}; they lie in [0, {width})")
+            return banned
 
     def _receive(self, sequence: ModelSequence) -> Visit:
         with _policy_errors(sequence.policy, "receive"):
@@ -378,9 +390,9 @@ class Subserver:
             return _failed(request, sequence.visit, target)
         limited = sequence.plan.limit is not None and sequence.visit_tokens + 1 >= sequence.plan.limit
         handoff = Handoff(keep_token=True)
-        if target != self.name and not limited:
+        if target != self.name:
             try:
-                handoff = self._send(sequence, target)
+                handoff = self._send(sequence, target, handoff if limited else None)
             except PolicyFailed as exc:
                 return _failed(request, sequence.visit, exc)
         outcome = Outcome.STAY if target == self.name else Outcome.LEAVE
@@ -398,13 +410,18 @@ class Subserver:
             outcome,
             tokens,
             target if leaves else "",
-            sequence.state if leaves and sequence.state else None,
+            sequence.state if leaves else None,
             [log_prob] if log_prob is not None and tokens else None,
         )
 
-    def _send(self, sequence: ModelSequence, target: str) -> Handoff:
+    def _send(self, sequence: ModelSequence, target: str, handoff: Handoff | None) -> Handoff:
+        """What travels: `handoff` or what the policy says, with the state as the other side will see it."""
         with _policy_errors(sequence.policy, "send"):
-            return sequence.policy.send(sequence, target)
+            handoff = handoff or sequence.policy.send(sequence, target)
+            state = sequence.state if handoff.state is None else handoff.state
+            # Here, because a state that cannot travel is this policy's failure and must not end the loop. The copy also
+            # keeps the two sides apart where no wire does.
+            return Handoff(bool(handoff.keep_token), Codec.copy_state(state))
 
 
 class _policy_errors:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from tokenrouter.errors import InvalidRequest, RouterError
+from tokenrouter.errors import InvalidRequest, PolicyFailed, RouterError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams
 
@@ -71,15 +71,30 @@ def load_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
 
     Raises:
         InvalidRequest: see `policy_class` and `parse_params`.
+        PolicyFailed: its `visited` raises or names unknown models.
     """
     cls = policy_class(spec.name)
     params = parse_params(cls, spec.params)
     try:
-        return cls(params, context)
+        policy = cls(params, context)
     except RouterError:
         raise
     except Exception as exc:
         raise InvalidRequest(f"policy {spec.name!r} cannot be built: {type(exc).__name__}: {exc}") from exc
+    _check_visited(policy, spec.name)
+    return policy
+
+
+def _check_visited(policy: Policy, name: str) -> None:
+    """`visited` is constant, so it is checked once, before admission builds on it."""
+    try:
+        visited = tuple(policy.visited())
+    except RouterError:
+        raise
+    except Exception as exc:
+        raise PolicyFailed(f"policy {name!r}, visited: {type(exc).__name__}: {exc}") from exc
+    if not visited or not set(visited) <= set(policy.models):
+        raise PolicyFailed(f"policy {name!r}, visited: {visited} is not among the models {policy.models}")
 
 
 class PolicyCache:
