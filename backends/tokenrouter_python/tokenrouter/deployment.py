@@ -144,7 +144,11 @@ def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Sub
     sharing = sum(_engine_of(folder) == config.engine for folder in repository.iterdir())
     engine = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=max(1, sharing))
     direct = int(engine.info.kv_blocks * config.direct_kv_share)
-    extras: dict[str, Any] = {"tokenizer": load_tokenizer(config.checkpoint), **engine.extras(name)}
+    extras: dict[str, Any] = {
+        "tokenizer": load_tokenizer(config.checkpoint),
+        "hidden_size": engine.info.hidden_size,
+        **engine.extras(name),
+    }
     return Subserver(
         name,
         engine,
