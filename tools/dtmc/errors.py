@@ -1,0 +1,30 @@
+"""What the tuner refuses, and how it says so.
+
+DtmcError
+ProfileError       the profile is wrong: the message names the field and the remedy
+ThresholdError     the thresholds cannot be used: unknown model, above the maximum batch, or a deadlock
+TooLarge           the exact chain does not fit the stated limit; sample it instead
+RepositoryError    the model repository, or a config.pbtxt in it, cannot be edited safely
+"""
+
+from __future__ import annotations
+
+
+class DtmcError(Exception):
+    """Base of everything the command line reports with exit code 2."""
+
+
+class ProfileError(DtmcError):
+    """A profile file is wrong."""
+
+
+class ThresholdError(DtmcError):
+    """A threshold vector is not usable with this profile and number of requests in flight."""
+
+
+class TooLarge(DtmcError):
+    """The exact chain has more states than the limit, or its states do not fit 63 bits."""
+
+
+class RepositoryError(DtmcError):
+    """A model repository or one of its configuration files cannot be edited."""
