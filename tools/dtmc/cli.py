@@ -1,0 +1,230 @@
+"""Command line: ``python -m tools.dtmc solve|search|sweep|apply``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tools.dtmc.apply import Edit, QueueFields, plan_edits, queue_fields, write_edits
+from tools.dtmc.chain import DEFAULT_MAX_TRANSITIONS
+from tools.dtmc.errors import DtmcError, ThresholdError
+from tools.dtmc.profile import Profile, load_profile
+from tools.dtmc.progress import LateProgress
+from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_table
+from tools.dtmc.solve import Solution, solve
+from tools.dtmc.sweep import Sweep, load_simulator, plot, sweep
+
+app = typer.Typer(
+    help="Tune delayed batching with the exact Markov model (arXiv 2610.12242, section 3).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+
+ProfileFile = Annotated[Path, typer.Option("--profile", help="Profile of the deployment (YAML).")]
+InFlight = Annotated[int, typer.Option("--inflight", min=1, help="Requests in flight, N.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+MaxTransitions = Annotated[int, typer.Option(min=1, help="Largest chain that is solved exactly, in transitions.")]
+
+
+@app.command("solve")
+def solve_command(
+    profile: ProfileFile,
+    inflight: InFlight,
+    thresholds: Annotated[str, typer.Option(help="One threshold per model, e.g. small=1,large=3.")],
+    max_transitions: MaxTransitions = DEFAULT_MAX_TRANSITIONS,
+    as_json: AsJson = False,
+) -> None:
+    """Solve one threshold vector exactly."""
+    with _reported():
+        vector = parse_thresholds(thresholds)
+        solution = solve(load_profile(profile), inflight, vector, max_transitions)
+        _print_json(asdict(solution)) if as_json else _print_solution(solution, vector)
+
+
+@app.command("search")
+def search_command(
+    profile: ProfileFile,
+    inflight: InFlight,
+    table: Annotated[bool, typer.Option("--table", help="Search for every number in flight up to N.")] = False,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Solve all vectors exactly; can be slow.")] = False,
+    max_mean_tpot_ms: Annotated[
+        float | None, typer.Option(min=0.0, help="Fail if the mean time per output token at N is longer.")
+    ] = None,
+    max_transitions: MaxTransitions = SEARCH_TRANSITIONS,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best deadlock-free thresholds."""
+    with _reported(), LateProgress() as report:
+        options: dict[str, Any] = {"exhaustive": exhaustive, "max_transitions": max_transitions, "report": report}
+        loaded = load_profile(profile)
+        rows = search_table(loaded, inflight, **options) if table else [search(loaded, inflight, **options)]
+    with _reported():
+        _check_tpot(rows[-1], max_mean_tpot_ms)
+    if as_json:
+        last = asdict(rows[-1])
+        _print_json(last | {"table": [asdict(row) for row in rows]} if table else last)
+    else:
+        _print_results(rows)
+
+
+@app.command("sweep")
+def sweep_command(
+    profile: ProfileFile,
+    inflight: InFlight,
+    plot_file: Annotated[Path, typer.Option("--plot", help="Image to write; its suffix gives the format.")],
+    thresholds: Annotated[
+        str | None, typer.Option(help="Centre of the sweep, e.g. small=1,large=3; default: the best.")
+    ] = None,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Add the simulator's throughput.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plot throughput against the threshold of each model, the others held."""
+    with _reported(), LateProgress() as report:
+        simulator = load_simulator() if simulate else None
+        loaded = load_profile(profile)
+        centre = parse_thresholds(thresholds) if thresholds else search(loaded, inflight, report=report).thresholds
+        result = sweep(loaded, inflight, centre, simulate=simulator, report=report)
+        plot(result, plot_file)
+    if as_json:
+        _print_json(asdict(result) | {"plot": str(plot_file)})
+    else:
+        _print_sweep(result)
+        console.print(f"plot: {escape(str(plot_file))}")
+
+
+@app.command("apply")
+def apply_command(
+    profile: ProfileFile,
+    repository: Annotated[Path, typer.Option(help="Triton model repository.")],
+    inflight: InFlight,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 with a diff if out of date.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the tuned queue policy into the config.pbtxt of every model of the profile."""
+    with _reported(), LateProgress() as report:
+        loaded = load_profile(profile)
+        plan_edits(repository, _untuned(loaded, inflight))  # refuses a bad repository before the long search
+        fields = queue_fields(loaded, search_table(loaded, inflight, report=report))
+        edits = plan_edits(repository, fields)
+        if not check:
+            write_edits(edits)
+    _print_edits(edits, loaded, fields, written=not check, as_json=as_json)
+    if check and any(edit.changed for edit in edits):
+        raise typer.Exit(1)
+
+
+def parse_thresholds(text: str) -> dict[str, int]:
+    """Parses `small=1,large=3`.
+
+    Raises:
+        ThresholdError: it does not have that form, or names a model twice.
+    """
+    thresholds: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (piece.strip() for piece in part.partition("="))
+        if not name or not number.isdecimal():
+            raise ThresholdError(f"--thresholds: {part.strip()!r} is not MODEL=NUMBER; write e.g. small=1,large=3")
+        if name in thresholds:
+            raise ThresholdError(f"--thresholds: {name} is given twice; give each model once")
+        thresholds[name] = int(number)
+    return thresholds
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Turns what this package refuses into one line on stderr and exit code 2."""
+    try:
+        yield
+    except DtmcError as exc:
+        errors.print(f"[red]error:[/red] {escape(str(exc))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from exc
+
+
+def _untuned(profile: Profile, inflight: int) -> dict[str, QueueFields]:
+    return {name: QueueFields({inflight: 1}, 0) for name in profile.names}
+
+
+def _check_tpot(row: SearchResult, limit_ms: float | None) -> None:
+    if limit_ms is not None and row.mean_tpot_ms > limit_ms:
+        raise DtmcError(
+            f"--max-mean-tpot-ms: the best is {row.mean_tpot_ms:.2f} ms per token with {row.inflight} in flight, "
+            f"over {limit_ms:g} ms; lower --inflight (--table shows how far)"
+        )
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _print_solution(solution: Solution, thresholds: Mapping[str, int]) -> None:
+    table = Table("model", "B", "mean batch", "utilisation", "mean wait (ms)")
+    for name, threshold in thresholds.items():
+        measures = (solution.mean_batch, solution.utilisation, solution.mean_wait_ms)
+        table.add_row(name, str(threshold), *(f"{measure[name]:.3f}" for measure in measures))
+    console.print(table)
+    console.print(
+        f"{solution.tokens_per_second:.1f} tokens/s, {solution.mean_tpot_ms:.2f} ms per token and request, "
+        f"{solution.states} states",
+        highlight=False,
+    )
+
+
+def _print_results(rows: list[SearchResult]) -> None:
+    names = [f"B {name}" for name in rows[0].thresholds]
+    table = Table("N", *names, "tokens/s", "eager", "gain", "solved", "pruned", "method")
+    for row in rows:
+        table.add_row(
+            str(row.inflight),
+            *map(str, row.thresholds.values()),
+            _with_error(row.tokens_per_second, row.standard_error),
+            _with_error(row.eager_tokens_per_second, row.eager_standard_error),
+            f"{row.tokens_per_second / row.eager_tokens_per_second:.3f}x",
+            str(row.evaluated),
+            str(row.pruned),
+            row.method + (f", {row.undecided} close" if row.undecided else ""),
+        )
+    console.print(table)
+
+
+def _print_sweep(result: Sweep) -> None:
+    table = Table("model", "B", "tokens/s", "simulated tokens/s")
+    for name, points in result.curves.items():
+        for point in points:
+            simulated = point.simulated_tokens_per_second
+            rate = _with_error(point.tokens_per_second, point.standard_error)
+            table.add_row(name, str(point.threshold), rate, "" if simulated is None else f"{simulated:.1f}")
+    console.print(table)
+
+
+def _print_edits(
+    edits: list[Edit], profile: Profile, fields: Mapping[str, QueueFields], *, written: bool, as_json: bool
+) -> None:
+    skipped = [name for name in profile.names if name not in {edit.model for edit in edits}]
+    if as_json:
+        models = {edit.model: {"path": str(edit.path), "changed": edit.changed, "diff": edit.diff()} for edit in edits}
+        tuned = {name: {"threshold": field.threshold, **asdict(field)} for name, field in fields.items()}
+        _print_json({"written": written, "models": models, "fields": tuned, "skipped": skipped})
+        return
+    for edit in edits:
+        if edit.changed and not written:
+            console.print(edit.diff(), end="", markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(f"{escape(str(edit.path))}: {'written' if edit.changed else 'up to date'}", soft_wrap=True)
+    for name in skipped:
+        errors.print(f"{escape(name)}: not in the repository, skipped")
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.1f}" if error == 0 else f"{value:.1f} ± {error:.1f}"
