@@ -34,7 +34,7 @@ class EntryQueuePolicy:
     allow_timeout_override: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiting(Generic[Item]):
     """One waiting request. `give_up_ns`: when it is refused, or None."""
 
