@@ -1,7 +1,7 @@
 """A cheap closed-loop load generator: one process, one raw gRPC stream, one bytes object per response.
 
-Responses are not decoded: a response is a token (a streaming response carries the tokens of one step of one request, and
-one model step commits one token), the last one of a request names the tensor `finish_reason`.
+Responses are not decoded; the last one of a request names the tensor `finish_reason`. A response carries at least one
+token, more when the server merged what had to wait, so tokens are counted by the server's own metrics.
 """
 
 from __future__ import annotations

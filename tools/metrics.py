@@ -60,4 +60,7 @@ def scrape(url: str) -> Scrape:
     with urlopen(url, timeout=10) as response:
         text = response.read().decode("utf-8")
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
-    return Scrape({(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples})
+    # The parser names every counter's sample NAME_total, whatever the page says.
+    return Scrape(
+        {(sample.name.removesuffix("_total"), frozenset(sample.labels.items())): sample.value for sample in samples}
+    )

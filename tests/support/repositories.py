@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer
 
+from perf.emulated import byte_tokenizer
 from tools.repository.build import write_repository
 from tools.repository.spec import DeploymentSpec
 
 END_ID = 256
 VOCAB_SIZE = 257
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte and `<|endoftext|>` (256)."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", special=True)])
-    return tokenizer
 
 
 def piece_tokenizer(*pieces: str) -> Tokenizer:
