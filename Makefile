@@ -23,7 +23,7 @@ $(STAMP): $(LOCKS) pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r requirements/serve.lock -r requirements/test.lock
-	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps -e .
+	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --no-build-isolation -e .
 	@touch $@
 
 serve: venv ## Serve the demo repository until Ctrl-C

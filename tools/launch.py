@@ -10,21 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import Request
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.status import Status
 
-from tools.tritonserver import LaunchError, Ports, TritonServer, find_installation
+from tools.tritonserver import LaunchError, Ports, TritonServer, find_installation, http_open
 
 ENTRY = "tokenrouter"
 DEMO_PROMPT = "Start 91: -38, *2, -47 ="
+_LOG_LIMIT = 64 << 20
+_POLL_S = 0.25
 
 console = Console(highlight=False, soft_wrap=True)
+app = typer.Typer(add_completion=False)
 
 
+@app.command()
 def launch(
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: passed on to tritonserver.")] = None,
     model_repository: Annotated[Path, typer.Option(help="The model repository.")] = Path("model_repository"),
     http_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8001,
@@ -35,82 +41,122 @@ def launch(
     ready_timeout: Annotated[float, typer.Option(help="Seconds to wait until ready.")] = 180.0,
     exit_timeout: Annotated[int, typer.Option(help="Seconds that running requests get at the end.")] = 10,
     log_verbose: Annotated[int, typer.Option(help="Triton's own verbosity.")] = 0,
-    triton_arg: Annotated[list[str] | None, typer.Option(help="Passed on to tritonserver; may be repeated.")] = None,
+    model_control_mode: Annotated[str, typer.Option(help="none, explicit or poll.")] = "none",
+    load_model: Annotated[list[str] | None, typer.Option(help="In explicit mode; may be repeated.")] = None,
 ) -> None:
     """Starts tritonserver with our backend, waits until it is ready, and prints how to call it."""
-    extra = [*(triton_arg or []), *([f"--log-verbose={log_verbose}"] if log_verbose else [])]
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: _interrupt(stopped))
-    try:
-        console.print(f"Triton: {find_installation().origin}")
-        with console.status("starting") as status:
-            server = TritonServer(
-                model_repository,
-                ports=Ports(http_port, grpc_port, metrics_port),
-                host=host,
-                extra_args=extra,
-                ready_timeout_s=ready_timeout,
-                exit_timeout_s=exit_timeout,
-                wait=_progress(status, model_repository, stopped),
-            ).start()
-    except LaunchError as exc:
-        console.print(f"[bold red]error:[/] {exc}", markup=True)
-        raise typer.Exit(1) from exc
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        signal.signal(number, lambda *_: stopped.set())
+    extra = [f"--model-control-mode={model_control_mode}", *(f"--load-model={name}" for name in load_model or ())]
+    if log_verbose:
+        extra.append(f"--log-verbose={log_verbose}")
+    with console.status("starting") as status:
+        server = TritonServer(
+            model_repository,
+            ports=Ports(http_port, grpc_port, metrics_port),
+            host=host,
+            extra_args=[*extra, *(arguments or ())],
+            ready_timeout_s=ready_timeout,
+            exit_timeout_s=exit_timeout,
+            wait=_progress(status, model_repository, stopped, lambda: server.loaded_models()),
+        )
+        _start(server)
     try:
         code = _serve(server, prompt, stopped, check=check)
     finally:
         console.print("stopping")
-        server.stop()
-    raise typer.Exit(code)
+        exit_code = server.stop()
+    raise typer.Exit(code or (1 if exit_code else 0))
 
 
-def _interrupt(stopped: threading.Event) -> None:
-    stopped.set()
+def _start(server: TritonServer) -> None:
+    try:
+        console.print(f"Triton: {find_installation().origin}", markup=False)
+        server.start()
+    except LaunchError as exc:
+        console.print(f"[bold red]error:[/] {escape(str(exc))}")
+        raise typer.Exit(1) from exc
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
-def _progress(status: Status, repository: Path, stopped: threading.Event) -> Callable[[float], None]:
-    names = ", ".join(sorted(path.parent.name for path in repository.glob("*/config.pbtxt")))
+def _progress(
+    status: Status, repository: Path, stopped: threading.Event, loaded: Callable[[], list[str]]
+) -> Callable[[float], None]:
+    """Shows what is still loading, and one line for each model that has been loaded."""
+    expected = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    shown: list[str] = []
 
     def show(seconds: float) -> None:
         if stopped.is_set():
             raise KeyboardInterrupt
-        status.update(f"loading {names} ... {seconds:.0f} s")
+        for name in loaded()[len(shown) :]:
+            shown.append(name)
+            console.print(f"  {name} loaded after {seconds:.1f} s", markup=False)
+        missing = ", ".join(name for name in expected if name not in shown)
+        status.update(f"loading {missing or 'done, opening ports'} ... {seconds:.0f} s")
 
     return show
 
 
 def _serve(server: TritonServer, prompt: str, stopped: threading.Event, *, check: bool) -> int:
-    console.print(f"[bold green]ready[/]: {server.http_url}, gRPC {server.grpc_url}, {server.metrics_url}")
-    if "tokenrouter" in server.stub_pids():
+    version = f"Triton {server.version()}"
+    console.print(f"[bold green]ready[/]: {server.http_url}, gRPC {server.grpc_url}, {server.metrics_url} ({version})")
+    if ENTRY in server.loaded_models():
         _print_usage(server, prompt)
         try:
             _print_response(server, prompt)
-        except (OSError, ValueError) as exc:
-            console.print(f"[bold red]error:[/] the first response failed: {exc}")
+        except (OSError, ValueError, KeyError) as exc:
+            console.print(f"[bold red]error:[/] the first response failed: {escape(str(exc))}")
             return 1
     if check:
         return 0
-    console.print("Ctrl-C stops the server.")
-    while not stopped.wait(0.5):
-        if not server.is_running():
-            console.print("[bold red]error:[/] tritonserver ended:\n" + "\n".join(server.log_text().splitlines()[-15:]))
-            return 1
+    console.print("\nCtrl-C stops the server. Its log from here on:")
+    return _follow(server, stopped)
+
+
+def _follow(server: TritonServer, stopped: threading.Event) -> int:
+    """Copies the log to the console until somebody stops us or the server ends."""
+    with server.log_path.open("r+b") as log:
+        log.seek(0, 2)
+        while not stopped.wait(_POLL_S):
+            running = server.is_running()
+            sys.stdout.write(log.read().decode("utf-8", "replace"))
+            if not running:
+                console.print("[bold red]error:[/] tritonserver has ended by itself")
+                return 1
+            if log.tell() > _LOG_LIMIT:
+                # The server appends, so it goes on at the start; lines written in between are lost here only.
+                log.seek(0)
+                log.truncate()
     return 0
 
 
 def _print_usage(server: TritonServer, prompt: str) -> None:
     url = f"{server.http_url}/v2/models/{ENTRY}"
-    fields = json.dumps({"text_input": prompt, "max_tokens": 160})
-    streamed = json.dumps({"text_input": prompt, "max_tokens": 160, "stream": True})
+    fields = {"text_input": prompt, "max_tokens": 160}
+    binaries = Path(sys.executable).parent
+    if binaries.is_relative_to(Path.cwd()):
+        binaries = binaries.relative_to(Path.cwd())
     console.print("\nCall it:", style="bold")
-    console.print(f"  curl -s {url}/generate -d '{fields}'", markup=False)
-    console.print(f"  curl -sN {url}/generate_stream -d '{streamed}'", markup=False)
-    command = f'.venv/bin/tokenrouter generate "{prompt}" --stream --url {server.grpc_url}'
-    console.print(f"  {command}", markup=False)
-    console.print("  Python over gRPC: see README.md\n")
+    for line in (
+        f"curl -s {url}/generate -d '{json.dumps(fields)}'",
+        f"curl -sN {url}/generate_stream -d '{json.dumps({**fields, 'stream': True})}'",
+        f'{binaries}/tokenrouter generate "{prompt}" --stream --url {server.grpc_url}',
+        *_python_call(server.grpc_url, prompt),
+    ):
+        console.print(f"  {line}", markup=False)
+    console.print()
+
+
+def _python_call(grpc_url: str, prompt: str) -> list[str]:
+    return [
+        "Python over gRPC:",
+        "  from tokenrouter.client import stream",
+        f"  for chunk in stream({grpc_url!r}, {prompt!r}, max_tokens=160):",
+        '      print(chunk.text, end="", flush=True)',
+    ]
 
 
 def _print_response(server: TritonServer, prompt: str) -> None:
@@ -128,7 +174,7 @@ def _print_response(server: TritonServer, prompt: str) -> None:
 def _generate(url: str, fields: dict[str, Any]) -> dict[str, Any]:
     request = Request(url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
     try:
-        with urlopen(request, timeout=60) as response:
+        with http_open(request, timeout=60) as response:
             answer: dict[str, Any] = json.load(response)
     except HTTPError as exc:
         raise ValueError(exc.read().decode("utf-8", "replace")) from exc
@@ -138,7 +184,7 @@ def _generate(url: str, fields: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Entry point."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    typer.run(launch)
+    app()
 
 
 if __name__ == "__main__":
