@@ -1,0 +1,1 @@
+"""Benchmarks and studies; nothing here is needed to serve."""

@@ -1,0 +1,1 @@
+"""Command-line tools around the server: launcher, builder, evaluation, scheduling."""
