@@ -149,5 +149,6 @@ def _draw(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     u = torch.from_numpy(uniform([r.sampling.seed for r in rows], [r.position for r in rows], Stream.SAMPLING))
     target = u.to(device)[:, None] * cumulative[:, -1:]
     choice = (cumulative <= target).sum(-1, keepdim=True)
-    last = (p > 0).sum(-1, keepdim=True) - 1
+    # Without any p > 0 (everything banned, logits that overflowed) the likeliest token; never an error for the others.
+    last = ((p > 0).sum(-1, keepdim=True) - 1).clamp(min=0)
     return ids.gather(-1, torch.minimum(choice, last))[:, 0]
