@@ -1,14 +1,14 @@
 """Which threshold vectors may be best, judged by sampling: hopeless ones leave early, close ones are sampled longer.
 
 A vector leaves when its estimate plus `SIGMAS` standard errors is below the best estimate minus `SIGMAS` of its own
-standard errors (or below an exactly known throughput). Both margins together are at least 4 standard errors of the
-difference, and 5.7 when the two errors are equal, so that the true best leaves with a probability of some 1e-4 or less.
+standard errors, or below an exactly known throughput. The two margins together are at least 4 standard errors of the
+difference, and 5.7 when the two are equal, so the true best leaves with a probability well below 1e-3 per search.
 The seed is fixed: the same input gives the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def silent(_stage: str, _share: float) -> None:
 
 
 class Race:
-    """The vectors still in question, best first, and their estimates."""
+    """The vectors still in question, and their estimates."""
 
     def __init__(self, network: Network, scatters: tuple[Scatter, ...], vectors: Sequence[Vector], report: Report):
         self._network, self._scatters, self._report = network, scatters, report
@@ -57,11 +57,18 @@ class Race:
             if len(self.vectors) <= stop_at or worst <= relative_error or self._events >= MAX_EVENTS:
                 return
 
-    def settle(self, vectors: Sequence[Vector], throughput: float) -> None:
+    def leader(self) -> tuple[Vector, float]:
+        """The vector with the highest estimate, and that estimate; 0 if no vector is left."""
+        if not self.vectors:
+            return (), 0.0
+        first = int(np.argmax(self.estimate.mean))
+        return self.vectors[first], float(self.estimate.mean[first])
+
+    def settle(self, vectors: Collection[Vector], throughput: float) -> None:
         """Takes out `vectors`, which have been solved exactly, and those that cannot beat `throughput`."""
         self._floor = max(self._floor, throughput)
         hopeful = self.estimate.mean + SIGMAS * self.estimate.error >= self._floor
-        self._keep(hopeful & np.array([vector not in set(vectors) for vector in self.vectors], dtype=bool))
+        self._keep(hopeful & np.array([vector not in vectors for vector in self.vectors], dtype=bool))
 
     def _screened(self, vectors: list[Vector]) -> list[Vector]:
         """A short run of everything, in blocks."""

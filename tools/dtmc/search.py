@@ -174,18 +174,15 @@ def _race(solver: Solver, vectors: list[Vector], report: Report) -> _Found:
     race = Race(solver.network, solver.scatters, vectors, report)
     race.run(ROUGH_ERROR, stop_at=FEW)
     exact = _solve_finalists(solver, race, report)
-    best = max(exact, key=lambda vector: exact[vector], default=None)
-    race.settle(list(exact), exact[best] if best else 0.0)
-    error = 0.0
-    throughput = exact[best] if best else 0.0
+    best, throughput, error = *max(exact.items(), key=lambda item: item[1], default=((), 0.0)), 0.0
+    race.settle(exact, throughput)
     if race.vectors:
         race.run(TARGET_ERROR)
-        leader = int(np.argmax(race.estimate.mean)) if race.vectors else -1
-        if leader >= 0 and race.estimate.mean[leader] > throughput:
-            best = race.vectors[leader]
-            # A fresh estimate: the leader's own is high by the luck that made it leader.
-            throughput, error = sampled_throughput(solver.network, solver.scatters, best, TARGET_ERROR, report)
-    assert best is not None
+    leader, rate = race.leader()
+    if rate > throughput:
+        # A fresh estimate: the leader's own is high by the luck that made it leader.
+        best = leader
+        throughput, error = sampled_throughput(solver.network, solver.scatters, best, TARGET_ERROR, report)
     return _Found(best, throughput, error, len(exact), len(race.vectors))
 
 
