@@ -96,6 +96,7 @@ def _totals(result: Result) -> dict[str, Any]:
         "handoffs": result.handoffs,
         "policy": result.policy,
         "seed": result.seed,
+        "emulated": result.emulated,
     }
 
 
@@ -126,6 +127,8 @@ def _summary(totals: dict[str, Any], styles: dict[str, str], count: int, first_s
     line.append(
         f"{totals.get('handoffs', 0)} hand-offs, {count / took_s:.1f} tokens/s, first token {first_s * 1e3:.0f} ms"
     )
+    if totals.get("emulated"):
+        line.append(", emulated engine", style="bold")
     return line.append(f" (policy {totals.get('policy', '?')}, seed {totals.get('seed', '?')})", style="dim")
 
 

@@ -92,6 +92,9 @@ class Result:
         tokens_by_model: tokens written per model.
         handoffs: how often the request changed the model.
         kv_blocks: KV blocks reserved per model.
+        seed: of the request, given or drawn.
+        policy: name of the policy.
+        emulated: the tokens do not come from real models.
         arrived_ns, started_ns, first_token_ns, last_token_ns: CLOCK_MONOTONIC.
     """
 
@@ -105,6 +108,7 @@ class Result:
     kv_blocks: dict[str, int]
     seed: int
     policy: str
+    emulated: bool
     arrived_ns: int
     started_ns: int
     first_token_ns: int
@@ -617,6 +621,7 @@ class Orchestrator:
             kv_blocks=request.reserved,
             seed=request.request.sampling.seed,
             policy=request.request.policy.name,
+            emulated=any(info.emulated for name in request.reserved if (info := self._models[name].info)),
             arrived_ns=request.arrived_ns,
             started_ns=request.started_ns,
             first_token_ns=request.first_token_ns,

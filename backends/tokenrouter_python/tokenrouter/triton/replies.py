@@ -128,6 +128,8 @@ def routing_json(runs: Sequence[Run], result: Result | None) -> str:
         routing["handoffs"] = result.handoffs
         routing["policy"] = result.policy
         routing["seed"] = result.seed
+        if result.emulated:
+            routing["emulated"] = True
     return json.dumps(routing)
 
 

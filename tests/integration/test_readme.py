@@ -1,0 +1,82 @@
+"""The README's examples print what the README says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tools.tritonserver import TritonServer
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True)
+class Example:
+    """A command or a Python program, and what it prints."""
+
+    kind: str
+    code: str
+    output: str
+
+
+def examples(text: str) -> list[Example]:
+    """`console` blocks with one command each, and `python` blocks that a `text` block follows."""
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = []
+    for (kind, body), (next_kind, next_body) in zip(blocks, [*blocks[1:], ("", "")], strict=True):
+        if kind == "console":
+            command, _, output = body.removeprefix("$ ").partition("\n")
+            found.append(Example(kind, command, output))
+        elif kind == "python" and next_kind == "text":
+            found.append(Example(kind, body, next_body))
+    return found
+
+
+EXAMPLES = examples(README)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[TritonServer]:
+    with TritonServer(ROOT / "model_repository") as running:
+        yield running
+
+
+def _comparable(output: str) -> str:
+    """Without what differs from run to run: speeds, times, random seeds, and white space at line ends."""
+    output = re.sub(r"[\d.]+ tokens/s", "N tokens/s", output)
+    output = re.sub(r"first token \d+ ms", "first token N ms", output)
+    output = re.sub(r"seed\W+\d+", "seed N", output)
+    return "\n".join(line.rstrip() for line in output.strip().splitlines())
+
+
+def _run(example: Example, server: TritonServer) -> str:
+    ports = {"8000": server.ports.http, "8001": server.ports.grpc, "8002": server.ports.metrics}
+    code = re.sub(r"127\.0\.0\.1:(800[012])", lambda match: f"127.0.0.1:{ports[match[1]]}", example.code)
+    if code.startswith("tokenrouter generate") and "--offline" not in code:
+        code += f" --url {server.grpc_url}"
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    arguments = ["bash", "-c", code] if example.kind == "console" else [sys.executable, "-c", code]
+    done = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_has_examples_of_every_way_to_call_the_server() -> None:
+    code = "\n".join(example.code for example in EXAMPLES)
+    for way in ("/generate ", "/generate_stream", "tritonclient.grpc", "tokenrouter generate", "from_repository"):
+        assert way in code
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.code.splitlines()[0][:60] for example in EXAMPLES])
+def test_an_example_prints_what_the_readme_says(example: Example, server: TritonServer) -> None:
+    assert _comparable(_run(example, server)) == _comparable(example.output)

@@ -1,0 +1,58 @@
+"""Policies that break something on purpose; the server imports them by `module:Class`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenrouter.engines.base import EngineRow, StepResult
+from tokenrouter.engines.emulated import EmulatedEngine
+from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
+
+POISON = ord("~")
+
+
+class Alternating(Policy):
+    """Every position by the other model."""
+
+    name = "alternating"
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        return [self.models[(row.position + 1) % len(self.models)] for row in batch.rows]
+
+    def send(self, row: Row, target: str) -> Handoff:
+        return Handoff(keep_token=True)
+
+
+class RaisesAt(Alternating):
+    """`route` raises at a position."""
+
+    name = "raises_at"
+
+    class Params(PolicyParams):
+        position: int = 5
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        if max(batch.positions) >= self.params.position:
+            raise RuntimeError("boom")
+        return super().route(batch)
+
+
+class BreaksEngine(Alternating):
+    """The engine of every model that runs this policy raises from then on when a sequence reaches `POISON`."""
+
+    name = "breaks_engine"
+
+    def mask(self, model: str, vocab_size: int) -> Sequence[int]:
+        if EmulatedEngine.step is not _poisoned_step:
+            EmulatedEngine.step = _poisoned_step  # type: ignore[method-assign]
+        return ()
+
+
+_healthy_step = EmulatedEngine.step
+
+
+def _poisoned_step(self: Any, rows: Sequence[EngineRow]) -> StepResult:
+    if any(len(row.tokens) == 1 and row.tokens[0] == POISON for row in rows):
+        raise RuntimeError("poisoned")
+    return _healthy_step(self, rows)
