@@ -1,4 +1,4 @@
-"""Model repositories for tests of the launcher: Triton's plain `python` backend, nothing of ours."""
+"""Model repositories for tests of the launcher (Triton's plain `python` backend, nothing of ours), and shared servers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support.servers import offline, shared, shared_repository
+
+__all__ = ["offline", "shared", "shared_repository"]
 
 _ECHO = """
 import triton_python_backend_utils as pb_utils
