@@ -508,7 +508,10 @@ class Orchestrator:
         for token in row.tokens:
             request.tokens.append(token)
             text = request.text.push(token)
-            cut = request.stop.cut(text) if request.position > request.request.sampling.min_tokens else None
+            # Always asked, because a stop word may begin before min_tokens and end after.
+            cut = request.stop.cut(text)
+            if request.position <= request.request.sampling.min_tokens:
+                cut = None
             texts.append(text if cut is None else text[:cut])
             if cut is not None:
                 stopped = True

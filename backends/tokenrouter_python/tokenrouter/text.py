@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_CONTEXT_TOKENS = 6
+_CONTEXT_TOKENS = 8
+_PROMPT_TOKENS = 64
+# A character has at most 4 bytes, so at most this many tokens can be the beginning of one.
+_UNFINISHED_TOKENS = 3
+# So many tokens without text are no unfinished character; waiting on would cost a decode of all of them per token.
+_STUCK_TOKENS = 16
+_BROKEN = "\ufffd"
 
 
 class TextStream:
@@ -23,31 +31,67 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=list(prompt[-_CONTEXT_TOKENS:]), skip_special_tokens=True)
+        self._special = _special_ids(tokenizer)
+        visible = (token for token in prompt[-_PROMPT_TOKENS:] if token not in self._special)
+        self._recent: deque[int] = deque(visible, maxlen=_CONTEXT_TOKENS)
+        self._stream = self._begin(list(self._recent))
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
         """The text that this token completes, often ""."""
+        if token in self._special:
+            return ""
+        self._recent.append(token)
+        return self._step(token)
+
+    def flush(self) -> str:
+        """What is left when the response ends in the middle of a character: replacement marks, or ""."""
+        text = self._decode(self._pending)
+        self._pending = []
+        return text
+
+    def _begin(self, context: list[int]) -> DecodeStream:
+        """A stream behind these tokens; without those of a broken character, which it would give out once more."""
+        while context and self._decode(context).endswith(_BROKEN):
+            context.pop()
+        return DecodeStream(ids=context, skip_special_tokens=True)
+
+    def _step(self, token: int) -> str:
         self._pending.append(token)
         try:
             text = self._stream.step(self._tokenizer, token)
         except Exception:
-            # The stream refuses ids whose text does not extend what it gave before (broken UTF-8); start afresh.
-            self._stream = DecodeStream(skip_special_tokens=True)
-            text = self._decode_pending()
-        if text is None:
-            return ""
-        self._pending.clear()
-        return str(text)
+            # The stream refuses ids whose text does not extend what it gave before (broken UTF-8).
+            return self._restart(0)
+        if text is not None:
+            self._pending = []
+            return str(text)
+        return self._restart(self._unfinished()) if len(self._pending) >= _STUCK_TOKENS else ""
 
-    def flush(self) -> str:
-        """What is left when the response ends in the middle of a character: replacement marks, or ""."""
-        return self._decode_pending() if self._pending else ""
+    def _unfinished(self) -> int:
+        """How many of the last pending tokens may begin a character."""
+        whole = self._decode(self._pending)
+        for keep in range(_UNFINISHED_TOKENS, 0, -1):
+            if self._decode(self._pending[:-keep]) + self._decode(self._pending[-keep:]) == whole:
+                return keep
+        return 0
 
-    def _decode_pending(self) -> str:
-        text = str(self._tokenizer.decode(self._pending, skip_special_tokens=True))
-        self._pending.clear()
-        return text
+    def _restart(self, keep: int) -> str:
+        """Gives out what is pending but for the last `keep` tokens, and begins afresh behind it."""
+        cut = len(self._pending) - keep
+        done, rest = self._pending[:cut], self._pending[cut:]
+        recent = list(self._recent)
+        self._stream = self._begin(recent[: len(recent) - keep])
+        self._pending = []
+        return self._decode(done) + "".join([self._step(token) for token in rest])
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True)) if tokens else ""
+
+
+@lru_cache(maxsize=8)
+def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 class StopWords:
@@ -68,7 +112,7 @@ class StopWords:
         window = self._tail + delta
         seen = len(self._tail)
         ends = [end for word in self._words if (end := self._end(word, window, seen)) is not None]
-        self._tail = window[len(window) - self._keep :] if self._keep else ""
+        self._tail = window[-self._keep :] if self._keep else ""
         return min(ends) - seen if ends else None
 
     @staticmethod
