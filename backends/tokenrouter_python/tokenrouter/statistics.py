@@ -13,9 +13,16 @@ BATCH_BUCKETS: tuple[float, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 12
 SECONDS_BUCKETS: tuple[float, ...] = (
     0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
+MOST_EXACT_BATCH = 64
+MOST_FITTED_EXTENDED = 64
+END = "(end)"
+"""Target of a route that ends the response; no model can have this name."""
+
 HANDOFF_BUCKETS: tuple[float, ...] = (
     0.00005, 0.0001, 0.00015, 0.0002, 0.00025, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.005, 0.01, 0.05,
 )  # fmt: skip
+_ENDED = (Outcome.STOP, Outcome.LENGTH)
+_ROUTED = (Outcome.STAY, Outcome.LEAVE, *_ENDED)
 
 
 @dataclass
@@ -47,14 +54,59 @@ def seconds() -> Histogram:
 
 
 @dataclass
+class StepSums:
+    """Steps of one batch size: how many, their seconds, their extended tokens."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    extended: int = 0
+
+
+@dataclass
+class StepTimes:
+    """The sums from which a profiler fits step time = base(batch) + slope * extended tokens.
+
+    Steps with more than `MOST_FITTED_EXTENDED` extended tokens are left out: those are prefills, whose time says little
+    about decoding. So are batches over `MOST_EXACT_BATCH`, to bound the number of series.
+    """
+
+    by_batch: dict[int, StepSums] = field(default_factory=dict)
+    extended_squared: int = 0
+    seconds_extended: float = 0.0
+
+    def observe(self, batch: int, extended: int, seconds: float) -> None:
+        """Adds one step."""
+        if batch > MOST_EXACT_BATCH or extended > MOST_FITTED_EXTENDED:
+            return
+        sums = self.by_batch.get(batch)
+        if sums is None:
+            sums = self.by_batch[batch] = StepSums()
+        sums.steps += 1
+        sums.seconds += seconds
+        if extended:
+            sums.extended += extended
+            self.extended_squared += extended * extended
+            self.seconds_extended += extended * seconds
+
+
+@dataclass
 class SubserverStatistics:
-    """What one subserver did since it started; all counters only grow."""
+    """What one subserver did since it started; all counters only grow.
+
+    Attributes:
+        handoff: from leaving another model to ready here, of those that left while this model was idle: others wait
+            for the end of a step first.
+        routes: (target, whether the token was committed) -> requests that went there after a step. The target is "" for
+            those that stay and `END` for those that end.
+    """
 
     steps: int = 0
     steps_by_reason: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in Reason})
     batch_size: Histogram = field(default_factory=lambda: Histogram(BATCH_BUCKETS))
     ready_wait: Histogram = field(default_factory=seconds)
     step_time: Histogram = field(default_factory=seconds)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    routes: dict[tuple[str, bool], int] = field(default_factory=dict)
     handoff: Histogram = field(default_factory=lambda: Histogram(HANDOFF_BUCKETS))
     new_tokens: int = 0
     extended_tokens: int = 0
@@ -64,12 +116,13 @@ class SubserverStatistics:
     handoffs_out: int = 0
     failures: int = 0
 
-    def arrived(self, handoff_ns: int | None) -> None:
-        """A visit begins; `handoff_ns` is the time since the request left the other model."""
+    def arrived(self, *, now_ns: int, left_ns: int, idle_since_ns: int) -> None:
+        """A visit begins; the request left another model at `left_ns` (0: it comes from none)."""
         self.visits += 1
-        if handoff_ns is not None:
+        if left_ns:
             self.handoffs_in += 1
-            self.handoff.observe(handoff_ns * 1e-9)
+            if left_ns >= idle_since_ns:
+                self.handoff.observe((now_ns - left_ns) * 1e-9)
 
     def step_started(self, reason: Reason, waits_ns: Sequence[int]) -> None:
         """A step begins; `waits_ns` is how long each of its requests was ready."""
@@ -82,6 +135,7 @@ class SubserverStatistics:
         """A step is over. `extended_tokens` are new tokens beyond one per request."""
         self.batch_size.observe(batch)
         self.step_time.observe(took_ns * 1e-9)
+        self.step_times.observe(batch, extended_tokens, took_ns * 1e-9)
         self.new_tokens += new_tokens
         self.extended_tokens += extended_tokens
 
@@ -90,6 +144,9 @@ class SubserverStatistics:
         if row is None:
             return
         self.committed_tokens += len(row.tokens)
+        if row.outcome in _ROUTED:
+            key = (END if row.outcome in _ENDED else row.target, bool(row.tokens))
+            self.routes[key] = self.routes.get(key, 0) + 1
         self.handoffs_out += row.outcome == Outcome.LEAVE
         self.failures += row.outcome == Outcome.FAILED
 

@@ -105,6 +105,7 @@ class Subserver:
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
         self._peers: dict[int, _Peer] = {}
         self._sequences: dict[Key, ModelSequence] = {}
+        self._idle_since_ns = 0
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -230,7 +231,7 @@ class Subserver:
             self._drop(key)
             return
         self._batcher.add(key, now_ns=now_ns)
-        self.statistics.arrived(now_ns - message.left_ns if message.left_ns else None)
+        self.statistics.arrived(now_ns=now_ns, left_ns=message.left_ns, idle_since_ns=self._idle_since_ns)
 
     def _mask(self, policy: Policy) -> Sequence[int]:
         with _policy_errors(policy, "mask"):
@@ -305,7 +306,7 @@ class Subserver:
         except Exception as exc:
             log.exception("step of %s failed", self.name)
             rows = {key: _failed(key[1], self._sequences[key].visit, exc) for key in keys}
-        now_ns = self._clock_ns()
+        now_ns = self._idle_since_ns = self._clock_ns()
         self.statistics.step_finished(len(keys), sum(shares), sum(s - 1 for s in shares), now_ns - started_ns)
         self._settle(keys, rows, now_ns)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from itertools import accumulate
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
 from tokenrouter.orchestrator import Orchestrator
-from tokenrouter.statistics import Histogram
+from tokenrouter.statistics import Histogram, StepTimes, SubserverStatistics
 from tokenrouter.subserver import Subserver
+
+_TAKEN = ("tokenrouter_statistics_seconds", "When this model's numbers were taken, on the host's monotonic clock")
 
 
 class _Series:
@@ -64,9 +67,11 @@ class SubserverMetrics:
 
     def __init__(self, model: str) -> None:
         self._series = _Series({"model": model})
+        self._model = model
 
     def publish(self, subserver: Subserver) -> None:
         """Sends what changed."""
+        taken_s = time.monotonic()
         series, engine, numbers = self._series, subserver.engine, subserver.statistics
         series.gauge("tokenrouter_kv_blocks", "KV blocks in the pool", engine.info.kv_blocks)
         series.gauge("tokenrouter_kv_blocks_reserved", "KV blocks leased to open requests", engine.blocks_leased)
@@ -88,6 +93,26 @@ class SubserverMetrics:
         series.histogram("tokenrouter_ready_wait_seconds", "Wait from ready to step", numbers.ready_wait)
         series.histogram("tokenrouter_step_seconds", "Time of a step", numbers.step_time)
         series.histogram("tokenrouter_handoff_seconds", "Time from leaving one model to ready here", numbers.handoff)
+        self._routes(numbers)
+        self._step_times(numbers.step_times)
+        series.gauge(*_TAKEN, taken_s)
+
+    def _routes(self, numbers: SubserverStatistics) -> None:
+        for (target, committed), count in list(numbers.routes.items()):
+            labels = {"target": target or self._model, "committed": str(int(committed))}
+            self._series.counter("tokenrouter_routes", "Where requests went after a step", count, **labels)
+
+    def _step_times(self, times: StepTimes) -> None:
+        """What the profiler fits, see `StepTimes`."""
+        series = self._series
+        for batch, sums in list(times.by_batch.items()):
+            label = {"batch": str(batch)}
+            series.counter("tokenrouter_batch_steps", "Steps of this batch size", sums.steps, **label)
+            series.counter("tokenrouter_batch_step_seconds", "Their time", sums.seconds, **label)
+            series.counter("tokenrouter_batch_extended_tokens", "Their extended tokens", sums.extended, **label)
+        squares, products = times.extended_squared, times.seconds_extended
+        series.counter("tokenrouter_step_extended_squared", "Sum of extended tokens squared over steps", squares)
+        series.counter("tokenrouter_step_seconds_extended", "Sum of seconds times extended tokens", products)
 
 
 class OrchestratorMetrics:
@@ -99,6 +124,7 @@ class OrchestratorMetrics:
 
     def publish(self) -> None:
         """Sends what changed."""
+        taken_s = time.monotonic()
         series, orchestrator = self._series, self._orchestrator
         numbers = orchestrator.statistics
         series.gauge("tokenrouter_in_flight", "Requests that run", orchestrator.in_flight)
@@ -120,3 +146,4 @@ class OrchestratorMetrics:
         first, inter = numbers.time_to_first_token, numbers.inter_token
         series.histogram("tokenrouter_time_to_first_token_seconds", "From arrival to the first token", first)
         series.histogram("tokenrouter_inter_token_seconds", "Between two reports with tokens", inter)
+        series.gauge(*_TAKEN, taken_s)
