@@ -27,6 +27,7 @@ from tokenrouter.config import entry_config
 from tokenrouter.errors import RouterError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import read_model_config
+from tokenrouter.request import RequestFields
 from tools.demo_models.task import Problem, check, load_problems
 
 DEFAULT_POLICIES = ("rstitch:threshold=0.02", "rstitch:threshold=0.05", "rstitch:threshold=0.1", "random:p=0.3")
@@ -93,14 +94,14 @@ def offline_generator(router: TokenRouter, max_tokens: int) -> Generate:
 
     def generate(problems: Sequence[Problem], setting: Setting, progress: Callable[[int], None]) -> list[Answer]:
         started = time.perf_counter()
-        results = router.generate(
-            [problem.prompt for problem in problems],
-            progress=progress,
-            max_tokens=max_tokens,
-            policy=setting.policy,
-            policy_params=json.dumps(setting.params),
-            seed=0,
-        )
+        params = json.dumps(setting.params)
+        requests = [
+            RequestFields(
+                text_input=problem.prompt, max_tokens=max_tokens, policy=setting.policy, policy_params=params, seed=seed
+            )
+            for seed, problem in enumerate(problems)
+        ]
+        results = router.generate(requests, progress=progress)
         seconds = (time.perf_counter() - started) / len(problems)
         return [Answer(result.text, result.tokens_by_model, result.handoffs, seconds) for result in results]
 
@@ -111,7 +112,7 @@ def server_generator(url: str, model: str, max_tokens: int, concurrency: int) ->
     """Through a running server, `concurrency` requests at a time; the time per answer is a request's latency."""
 
     def generate(problems: Sequence[Problem], setting: Setting, progress: Callable[[int], None]) -> list[Answer]:
-        def one(problem: Problem) -> Answer:
+        def one(seed: int, problem: Problem) -> Answer:
             started = time.perf_counter()
             params = json.dumps(setting.params)
             chunks = list(
@@ -122,7 +123,7 @@ def server_generator(url: str, model: str, max_tokens: int, concurrency: int) ->
                     max_tokens=max_tokens,
                     policy=setting.policy,
                     policy_params=params,
-                    seed=0,
+                    seed=seed,
                 )
             )
             totals = chunks[-1].routing
@@ -131,7 +132,7 @@ def server_generator(url: str, model: str, max_tokens: int, concurrency: int) ->
 
         with ThreadPoolExecutor(concurrency) as pool:
             answers = []
-            for answer in pool.map(one, problems):
+            for answer in pool.map(one, range(len(problems)), problems):
                 answers.append(answer)
                 progress(len(answers))
         return answers

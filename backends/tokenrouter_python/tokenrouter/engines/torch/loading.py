@@ -58,7 +58,9 @@ def load_model(path: Path, *, dtype: torch.dtype | Literal["auto"], device: torc
     # Read by huggingface_hub when it is first imported; local_files_only below covers the case that it already was.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_unsupported(config)
