@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -125,6 +126,7 @@ class UnixCarrier:
 
     def __init__(self, *, listen: Path | None = None, dial: Mapping[str, Path] | None = None) -> None:
         self._selector = selectors.DefaultSelector()
+        self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake_fd, selectors.EVENT_READ, "wake")
         self._connections: dict[int, _Connection] = {}
@@ -171,8 +173,10 @@ class UnixCarrier:
 
     def wake(self) -> None:
         """See `Carrier.wake`."""
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)
+        # Under the lock, because after `close` the number may be that of somebody else's file.
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         """See `Carrier.close`; the listening socket's file is removed, and its directory if it is empty."""
@@ -185,7 +189,9 @@ class UnixCarrier:
             with contextlib.suppress(OSError):  # the last model to leave removes the directory
                 self._listen.parent.rmdir()
         self._selector.close()
-        os.close(self._wake_fd)
+        with self._wake_lock:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     # --- dialling and accepting -----------------------------------------------------------------------------------
 

@@ -110,6 +110,13 @@ class RequestBuilder:
         tokens = list(self.tokenizer.encode(fields.text_input).ids)
         if not tokens:
             raise InvalidRequest("text_input gives no token with this model's tokenizer; send some other text")
+        if max(tokens) >= self.vocab_size:
+            # A tokenizer may know tokens that the model has no embedding for.
+            text = self.tokenizer.id_to_token(max(tokens))
+            raise InvalidRequest(
+                f"text_input holds {text!r} (token {max(tokens)}), which the model does not know; its token ids lie in "
+                f"[0, {self.vocab_size})"
+            )
         return fields.text_input, tokens
 
     def _check_ids(self, tokens: Sequence[int]) -> None:
@@ -158,7 +165,7 @@ class RequestBuilder:
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         encoded = (tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in words if word)
-        return tuple(ids for ids in encoded if ids)
+        return tuple(ids for ids in encoded if ids and max(ids) < self.vocab_size)
 
     def _policy(self, fields: RequestFields) -> PolicySpec:
         if fields.policy is None:

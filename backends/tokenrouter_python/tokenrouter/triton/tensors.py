@@ -159,7 +159,11 @@ def read_inputs(
             _refuse_unless_harmless(name, declared, values)
             continue
         target = call if declared.field in _CALL_FIELDS else request
-        target[declared.field] = values if -1 in declared.dims else _one(name, values)
+        value = values if -1 in declared.dims else _one(name, values)
+        if target.setdefault(declared.field, value) != value:
+            raise InvalidRequest(
+                f"{name} is {value!r}, but another name of {declared.field} says {target[declared.field]!r}"
+            )
     return RequestFields(**request), CallFields(**call)
 
 

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers, processors
+
+from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
+from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
+from tokenrouter.messages import PolicySpec
+from tokenrouter.policies import PolicyCache, PolicyContext
+from tokenrouter.request import MAX_INT32, MAX_SEED, RequestBuilder, RequestFields
+
+TOKENIZER = byte_tokenizer()
+
+
+def builder(tokenizer: Tokenizer = TOKENIZER, **fields: Any) -> RequestBuilder:
+    fields.setdefault("vocab_size", VOCAB_SIZE)
+    fields.setdefault("selectable", frozenset({"single", "random"}))
+    deployed = PolicySpec("rstitch", '{"threshold": 0.03}')
+    return RequestBuilder(tokenizer=tokenizer, end_ids=(END_ID,), policy=deployed, **fields)
+
+
+def build(**fields: Any) -> Any:
+    if "input_ids" not in fields:
+        fields.setdefault("text_input", "hi")
+    fields.setdefault("max_tokens", 8)
+    return builder().build(RequestFields(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        pytest.param({"max_tokens": None}, "max_tokens is missing", id="max-tokens-missing"),
+        pytest.param({"max_tokens": 0}, "max_tokens is 0; it lies in 1..", id="max-tokens-zero"),
+        pytest.param({"max_tokens": -1}, "max_tokens is -1", id="max-tokens-negative"),
+        pytest.param({"max_tokens": 2**31}, "max_tokens is 2147483648", id="max-tokens-beyond-int32"),
+        pytest.param({"min_tokens": 9}, r"min_tokens is 9; it lies in 0..max_tokens \(8\)", id="min-above-max"),
+        pytest.param({"min_tokens": -1}, "min_tokens is -1", id="min-tokens-negative"),
+        pytest.param({"text_input": ""}, "text_input is empty", id="empty-text"),
+        pytest.param({"text_input": None}, "text_input is empty or missing", id="no-prompt"),
+        pytest.param({"input_ids": []}, "input_ids is empty", id="no-ids"),
+        pytest.param({"text_input": "a", "input_ids": [1]}, "both text_input and input_ids", id="two-prompts"),
+        pytest.param({"input_ids": [1, -1]}, r"input_ids\[1\] is -1", id="negative-id"),
+        pytest.param({"input_ids": [VOCAB_SIZE]}, rf"\[0\] is {VOCAB_SIZE}; .* \[0, {VOCAB_SIZE}\)", id="id-too-large"),
+        pytest.param({"temperature": math.nan}, "temperature is nan", id="temperature-nan"),
+        pytest.param({"temperature": math.inf}, "temperature is inf", id="temperature-infinite"),
+        pytest.param({"temperature": -1.0}, "temperature is -1.0; .* at least 0", id="temperature-negative"),
+        pytest.param({"top_p": math.nan}, "top_p is nan", id="top-p-nan"),
+        pytest.param({"top_p": 0.0}, r"top_p is 0.0; it lies in \(0, 1\]", id="top-p-zero"),
+        pytest.param({"top_p": 1.0000001}, "top_p is 1.0000001", id="top-p-above-one"),
+        pytest.param({"top_p": -math.inf}, "top_p is -inf", id="top-p-infinite"),
+        pytest.param({"top_k": -1}, "top_k is -1", id="top-k-negative"),
+        pytest.param({"repetition_penalty": 0.0}, "repetition_penalty is 0.0; .* above 0", id="repetition-zero"),
+        pytest.param({"repetition_penalty": math.nan}, "repetition_penalty is nan", id="repetition-nan"),
+        pytest.param({"repetition_penalty": math.inf}, "repetition_penalty is inf", id="repetition-infinite"),
+        pytest.param({"presence_penalty": math.nan}, "presence_penalty is nan", id="presence-nan"),
+        pytest.param({"frequency_penalty": -math.inf}, "frequency_penalty is -inf", id="frequency-infinite"),
+        pytest.param({"seed": -1}, "seed is -1", id="seed-negative"),
+        pytest.param({"seed": 2**64}, "seed is 18446744073709551616", id="seed-beyond-64-bits"),
+        pytest.param({"end_id": -2}, "end_id is -2", id="end-id-negative"),
+        pytest.param({"end_id": VOCAB_SIZE}, f"end_id is {VOCAB_SIZE}", id="end-id-too-large"),
+        pytest.param({"policy": "me"}, "policy is 'me'; this deployment offers: random, rstitch, single", id="policy"),
+        pytest.param({"policy": "os:system"}, "policy is 'os:system'", id="policy-by-path"),
+    ],
+)
+def test_a_bad_input_is_refused_with_its_name_and_value(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        build(**fields)
+
+
+def test_a_request_without_options_is_greedy_and_ends_at_the_models_end() -> None:
+    request = build()
+    assert (request.prompt, request.tokens) == ("hi", TOKENIZER.encode("hi").ids)
+    s = request.sampling
+    assert (s.temperature, s.top_k, s.top_p, s.min_tokens, s.end_ids) == (0.0, 0, 1.0, 0, (END_ID,))
+    assert (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) == (1.0, 0.0, 0.0)
+    assert (s.bad_words, s.log_probs, request.stop_words, request.stream) == ((), False, (), False)
+    assert request.policy == PolicySpec("rstitch", '{"threshold": 0.03}')
+
+
+@pytest.mark.parametrize(
+    ("fields", "temperature"),
+    [
+        pytest.param({}, 0.0, id="nothing-asked"),
+        pytest.param({"top_p": 0.9}, 1.0, id="top-p-alone-samples"),
+        pytest.param({"top_k": 5}, 1.0, id="top-k-alone-samples"),
+        pytest.param({"temperature": 0.0, "top_p": 0.9}, 0.0, id="zero-is-greedy"),
+        pytest.param({"temperature": 1e6}, 1e6, id="absurd-but-finite"),
+    ],
+)
+def test_sampling_begins_where_any_of_its_options_is_given(fields: dict[str, Any], temperature: float) -> None:
+    assert build(**fields).sampling.temperature == temperature
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        pytest.param({"max_tokens": MAX_INT32}, "max_tokens", MAX_INT32, id="largest-max-tokens"),
+        pytest.param({"top_k": 10**9}, "top_k", 10**9, id="huge-top-k"),
+        pytest.param({"seed": 0}, "seed", 0, id="seed-zero"),
+        pytest.param({"seed": MAX_SEED}, "seed", MAX_SEED, id="largest-seed"),
+        pytest.param({"end_id": -1}, "end_ids", (), id="no-end"),
+        pytest.param({"end_id": 0}, "end_ids", (0,), id="own-end"),
+        pytest.param({"min_tokens": 8}, "min_tokens", 8, id="min-equals-max"),
+        pytest.param({"bad_words": ["", "A", "BC"]}, "bad_words", ((32,), (33, 34)), id="bad-words"),
+    ],
+)
+def test_values_at_the_edge_are_taken_as_they_are(fields: dict[str, Any], name: str, value: Any) -> None:
+    assert getattr(build(**fields).sampling, name) == value
+
+
+def test_seeds_that_are_not_given_differ() -> None:
+    assert len({build().sampling.seed for _ in range(50)}) == 50
+
+
+def test_empty_stop_words_are_ignored() -> None:
+    assert build(stop_words=["", "x"]).stop_words == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "policy"),
+    [
+        pytest.param({"policy": "random"}, PolicySpec("random", "{}"), id="another-without-parameters"),
+        pytest.param({"policy": "random", "policy_params": '{"p":1}'}, PolicySpec("random", '{"p":1}'), id="another"),
+        pytest.param(
+            {"policy": "rstitch"}, PolicySpec("rstitch", '{"threshold": 0.03}'), id="the-deployment's-by-name"
+        ),
+        pytest.param({"policy_params": "{}"}, PolicySpec("rstitch", "{}"), id="only-parameters"),
+    ],
+)
+def test_a_client_may_choose_a_policy_that_the_deployment_offers(fields: dict[str, Any], policy: PolicySpec) -> None:
+    assert build(**fields).policy == policy
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        pytest.param("random", "{", "policy_params is not valid JSON", id="no-json"),
+        pytest.param("random", "[]", "policy_params of 'random'.*known parameters: p", id="no-object"),
+        pytest.param("random", '{"q": 1}', "unknown field `q`.*known parameters: p", id="unknown-key"),
+        pytest.param("random", '{"p": "x"}', r"Expected `float`, got `str` - at `\$.p`", id="wrong-type"),
+        pytest.param("random", '{"p": 1.5}', r"policy_params.p is 1.5; it lies in \[0, 1\]", id="out-of-range"),
+        pytest.param("random", '{"p": NaN}', "policy_params is not valid JSON", id="nan"),
+        pytest.param("random", '{"p": 1e999}', "policy_params", id="infinite"),
+        pytest.param("single", '{"model": "huge"}', "policy_params.model is 'huge'; known: small, large", id="model"),
+        pytest.param("scripted", "{}", "missing required field `writers`", id="missing"),
+        pytest.param("nothing", "{}", "policy is 'nothing'; known: ", id="unknown-policy"),
+        pytest.param("no.such.module:Class", "{}", "cannot be imported", id="unknown-module"),
+        pytest.param("tests.unit.faulty_policies:Nobody", "{}", "cannot be imported", id="unknown-class"),
+        pytest.param("tests.unit.faulty_policies:FAULTS", "{}", "not a subclass", id="no-policy"),
+    ],
+)
+def test_bad_policy_parameters_name_the_key(name: str, params: str, says: str) -> None:
+    cache = PolicyCache(PolicyContext(("small", "large")))
+    with pytest.raises(InvalidRequest, match=says):
+        cache.get(PolicySpec(name, params))
+
+
+def test_a_two_model_policy_is_refused_in_a_deployment_of_three() -> None:
+    with pytest.raises(ConfigError, match="'random' routes between two models; this deployment has a, b, c"):
+        PolicyCache(PolicyContext(("a", "b", "c"))).get(PolicySpec("random"))
+
+
+def test_equal_specifications_share_an_instance_and_the_oldest_make_room() -> None:
+    cache = PolicyCache(PolicyContext(("small", "large")), size=2)
+    specs = [PolicySpec("random", f'{{"p": 0.{i}}}') for i in range(3)]
+    first, second = cache.get(specs[0]), cache.get(specs[1])
+    assert cache.get(specs[0]) is first
+    cache.get(specs[2])
+    assert cache.get(specs[0]) is first
+    assert cache.get(specs[1]) is not second
+
+
+def test_a_policy_that_visits_unknown_models_is_refused() -> None:
+    params = '{"method": "visited", "fault": "returns_unknown_model"}'
+    with pytest.raises(PolicyFailed, match=r"visited: .*nowhere"):
+        PolicyCache(PolicyContext(("small", "large"))).get(PolicySpec("tests.unit.faulty_policies:Faulty", params))
+
+
+# --- tokenizers -------------------------------------------------------------------------------------------------------
+
+
+def with_bos() -> Tokenizer:
+    tokenizer = byte_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", END_ID)]
+    )
+    return tokenizer
+
+
+def test_an_empty_text_is_refused_even_if_the_tokenizer_adds_a_beginning() -> None:
+    with pytest.raises(InvalidRequest, match="text_input is empty"):
+        builder(with_bos()).build(RequestFields(text_input="", max_tokens=1))
+    assert builder(with_bos()).build(RequestFields(text_input="A", max_tokens=1)).tokens == [END_ID, 32]
+
+
+def test_a_bad_word_has_no_beginning_of_sequence() -> None:
+    request = builder(with_bos()).build(RequestFields(text_input="A", max_tokens=1, bad_words=["B"]))
+    assert request.sampling.bad_words == ((33,),)
+
+
+def test_a_text_that_the_tokenizer_drops_entirely_is_refused() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.normalizer = normalizers.Replace("\x07", "")
+    with pytest.raises(InvalidRequest, match="text_input gives no token"):
+        builder(tokenizer).build(RequestFields(text_input="\x07", max_tokens=1))
+
+
+def test_a_text_with_tokens_beyond_the_models_vocabulary_is_refused_and_such_bad_words_are_void() -> None:
+    """A tokenizer may know tokens that the model has no embedding for, for example padding."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("<pad>", special=True)])
+    with pytest.raises(InvalidRequest, match=f"text_input.*{VOCAB_SIZE}"):
+        builder(tokenizer).build(RequestFields(text_input="a<pad>b", max_tokens=1))
+    request = builder(tokenizer).build(RequestFields(text_input="a", max_tokens=1, bad_words=["<pad>", "A"]))
+    assert request.sampling.bad_words == ((32,),)
+
+
+def test_token_ids_are_taken_as_they_are() -> None:
+    request = build(input_ids=[32, END_ID, 33])
+    assert request.tokens == [32, END_ID, 33]
+    assert request.prompt == "AB"

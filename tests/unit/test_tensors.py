@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokenrouter.errors import InvalidRequest
+from tokenrouter.repository import read_model_config
+from tokenrouter.request import RequestFields
+from tokenrouter.triton.tensors import (
+    ENTRY_INPUTS,
+    ENTRY_OUTPUTS,
+    SUBSERVER_INPUTS,
+    SUBSERVER_OUTPUTS,
+    CallFields,
+    Input,
+    read_inputs,
+)
+
+REPOSITORY = Path(__file__).parents[2] / "model_repository"
+NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "FP16": np.float16, "BOOL": np.bool_}
+
+
+def array(tensor: Input, *values: Any) -> np.ndarray:
+    """One row of a tensor as Triton hands it over."""
+    if tensor.type == "STRING":
+        return np.array([[value.encode() if isinstance(value, str) else value for value in values]], dtype=np.object_)
+    return np.array([values], dtype=NUMPY.get(tensor.type, np.uint8))
+
+
+def read(**tensors: Any) -> tuple[RequestFields, CallFields]:
+    arrays = {}
+    for name, values in tensors.items():
+        values = values if isinstance(values, list) else [values]
+        arrays[name] = array(ENTRY_INPUTS[name], *values)
+    return read_inputs(arrays, ENTRY_INPUTS)
+
+
+def test_every_supported_tensor_sets_its_field() -> None:
+    request, call = read(
+        text_input="hé",
+        max_tokens=5,
+        min_tokens=2,
+        bad_words=["a", "b"],
+        stop_words=["c"],
+        end_id=3,
+        top_k=4,
+        top_p=0.5,
+        temperature=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=2.0,
+        frequency_penalty=-1.0,
+        seed=2**64 - 1,
+        return_log_probs=True,
+        stream=True,
+        policy="random",
+        policy_params="{}",
+        exclude_input_in_output=True,
+        return_perf_metrics=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+        return_routing=True,
+    )
+    assert request == RequestFields(
+        text_input="hé",
+        max_tokens=5,
+        min_tokens=2,
+        bad_words=["a", "b"],
+        stop_words=["c"],
+        end_id=3,
+        top_k=4,
+        top_p=0.5,
+        temperature=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=2.0,
+        frequency_penalty=-1.0,
+        seed=2**64 - 1,
+        return_log_probs=True,
+        stream=True,
+        policy="random",
+        policy_params="{}",
+    )
+    assert call == CallFields(True, True, True, True, True)
+
+
+def test_what_is_not_sent_is_not_set() -> None:
+    assert read() == (RequestFields(), CallFields())
+
+
+def test_token_ids_are_a_list_of_any_length() -> None:
+    assert read(input_ids=[1, 2, 3])[0].input_ids == [1, 2, 3]
+    assert read_inputs({"input_ids": np.zeros((1, 0), np.int32)}, ENTRY_INPUTS)[0].input_ids == []
+
+
+def test_the_old_name_of_min_tokens_works() -> None:
+    assert read(min_length=3)[0].min_tokens == 3
+
+
+def test_two_names_of_one_setting_must_agree() -> None:
+    assert read(min_length=3, min_tokens=3)[0].min_tokens == 3
+    for first, second in [("min_length", "min_tokens"), ("min_tokens", "min_length")]:
+        with pytest.raises(InvalidRequest, match="min_tokens"):
+            read(**{first: 3, second: 4})
+
+
+@pytest.mark.parametrize("name", [name for name, tensor in ENTRY_INPUTS.items() if tensor.harmless])
+def test_unsupported_tensors_are_accepted_if_they_ask_for_nothing(name: str) -> None:
+    for value in ENTRY_INPUTS[name].harmless or ():
+        assert read(**{name: value}) == (RequestFields(), CallFields())
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, tensor in ENTRY_INPUTS.items() if not tensor.field and tensor.harmless is not None]
+)
+def test_unsupported_tensors_are_refused_by_name_if_they_ask_for_something(name: str) -> None:
+    value = {"STRING": "x", "BOOL": True}.get(ENTRY_INPUTS[name].type, 7)
+    with pytest.raises(InvalidRequest, match=f"{name} is not supported .got {value!r}"):
+        read(**{name: value})
+
+
+def test_a_padding_id_is_accepted_whatever_it_is() -> None:
+    assert read(pad_id=123) == (RequestFields(), CallFields())
+
+
+@pytest.mark.parametrize("name", ["text_input", "max_tokens", "input_ids", "beam_width"])
+def test_several_rows_are_refused_with_the_remedy(name: str) -> None:
+    rows = np.repeat(array(ENTRY_INPUTS[name], "a" if name == "text_input" else 1), 4, axis=0)
+    with pytest.raises(InvalidRequest, match=f"one prompt per request: {name} has 4 rows"):
+        read_inputs({name: rows}, ENTRY_INPUTS)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("name", ["text_input", "max_tokens", "temperature", "stream"])
+def test_a_single_value_comes_exactly_once(name: str, count: int) -> None:
+    value = "a" if name == "text_input" else 1
+    with pytest.raises(InvalidRequest, match=f"{name} has {count} values; send exactly one"):
+        read_inputs({name: array(ENTRY_INPUTS[name], *[value] * count)}, ENTRY_INPUTS)
+
+
+@pytest.mark.parametrize("name", ["text_input", "stop_words", "policy", "image_url_input"])
+def test_text_that_is_no_utf8_is_refused_by_name(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is not valid UTF-8: .* at byte 1"):
+        read(**{name: b"a\xff"})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.5])
+def test_a_length_penalty_without_beams_is_refused(value: float) -> None:
+    with pytest.raises(InvalidRequest, match="length_penalty"):
+        read(length_penalty=value)
+
+
+def test_every_field_of_a_request_has_a_tensor_and_the_other_way_round() -> None:
+    fields = {tensor.field for tensor in ENTRY_INPUTS.values() if tensor.field}
+    assert fields == set(RequestFields.__dataclass_fields__) | set(CallFields.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        pytest.param("tokenrouter", ENTRY_INPUTS, ENTRY_OUTPUTS, id="entry"),
+        pytest.param("ensemble", ENTRY_INPUTS, ENTRY_OUTPUTS, id="ensemble"),
+        pytest.param("small", SUBSERVER_INPUTS, SUBSERVER_OUTPUTS, id="small"),
+        pytest.param("large", SUBSERVER_INPUTS, SUBSERVER_OUTPUTS, id="large"),
+    ],
+)
+def test_the_committed_repository_declares_exactly_the_tables(model: str, inputs: Any, outputs: Any) -> None:
+    config = read_model_config(REPOSITORY / model)
+    declared = {i["name"]: (i["data_type"], tuple(map(int, i["dims"]))) for i in config["input"]}
+    assert declared == {name: (f"TYPE_{tensor.type}", tensor.dims) for name, tensor in inputs.items()}
+    assert all(i.get("optional") for i in config["input"])
+    given = {o["name"]: (o["data_type"], tuple(map(int, o["dims"]))) for o in config["output"]}
+    assert given == {name: (f"TYPE_{kind}", dims) for name, (kind, dims) in outputs.items()}
+    assert config["model_transaction_policy"] == {"decoupled": True}
