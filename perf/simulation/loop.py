@@ -26,6 +26,8 @@ from tools.dtmc.errors import ThresholdError
 
 OnStep = Callable[[Step], None]
 
+_VISITS = (Open, Resume)
+
 
 @dataclass(slots=True)
 class _Lane:
@@ -161,7 +163,7 @@ class EventLoop:
         while lane.inbox and lane.inbox[0][0] <= self.now_ns:
             due_ns, message = lane.inbox.popleft()
             lane.subserver.handle(PEER, message, now_ns=self.now_ns)
-            if isinstance(message, Open | Resume):
+            if isinstance(message, _VISITS):
                 self.meter.ready(message.request, due_ns)
         if lane.subserver.outbox:
             # Only a failure is told outside a step; it ends the simulation.
