@@ -30,10 +30,12 @@ serve: venv ## Serve the demo repository until Ctrl-C
 	@$(BIN)/python -m tools.launch --model-repository $(MODEL_REPOSITORY) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 
-test: unit integration ## Everything
+test: venv ## Everything: unit tests in parallel, then integration tests with a real tritonserver; both report
+	@failed=; for part in unit integration; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+		if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 unit: venv
-	$(BIN)/python -m pytest tests/unit tests/contract -n 2 -q
+	$(BIN)/python -m pytest tests --ignore=tests/integration -n auto --maxprocesses=8 -q
 
 integration: venv
 	$(BIN)/python -m pytest tests/integration -q

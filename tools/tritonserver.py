@@ -375,6 +375,7 @@ class TritonServer:
             self._wait(elapsed)
             time.sleep(_POLL_S)
         self._remember()
+        self._wait(time.monotonic() - started)
 
     def _is_ready(self) -> bool:
         try:
