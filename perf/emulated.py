@@ -23,6 +23,7 @@ def write_emulated_repository(
     entry: dict[str, Any],
     batching: dict[str, dict[str, Any]] | None = None,
     options: dict[str, Any] | None = None,
+    per_model: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
     """Writes a repository of emulated models with a byte-level tokenizer.
 
@@ -32,6 +33,7 @@ def write_emulated_repository(
         entry: fields of `EntrySpec`.
         batching: fields of `BatchingSpec` by model.
         options: further options of every engine.
+        per_model: further options by model.
 
     Returns:
         The folder.
@@ -39,7 +41,7 @@ def write_emulated_repository(
     specs = {
         name: {
             "engine": "emulated",
-            "options": {**_LONG, "step_ms": time, **(options or {})},
+            "options": {**_LONG, "step_ms": time, **(options or {}), **(per_model or {}).get(name, {})},
             "batching": (batching or {}).get(name, {}),
         }
         for name, time in step_ms.items()

@@ -1,0 +1,1 @@
+"""Measurements of the real server with emulated engines, beside what the Markov model predicts."""

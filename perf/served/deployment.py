@@ -1,0 +1,113 @@
+"""A model repository that emulates a profile, with thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perf.emulated import write_emulated_repository
+from tools.dtmc.apply import max_queue_delay_microseconds
+from tools.dtmc.errors import ProfileError
+from tools.dtmc.profile import ModelProfile, Profile
+
+LARGEST_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Thresholds of a server.
+
+    Attributes:
+        label: how they are called in the output.
+        by_in_flight: number in flight -> thresholds by model. The key 0 stands for any number.
+    """
+
+    label: str
+    by_in_flight: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def at(self, in_flight: int, names: tuple[str, ...]) -> dict[str, int]:
+        """Thresholds of every model with so many in flight, by the server's own rule; models left out have 1."""
+        known = [n for n in self.by_in_flight if n <= in_flight]
+        chosen = self.by_in_flight[max(known)] if known else {}
+        return {name: chosen.get(name, 1) for name in names}
+
+
+def write_profile_repository(
+    folder: Path, profile: Profile, *, thresholds: Thresholds, policy: str, most_in_flight: int
+) -> Path:
+    """Writes emulated models with the profile's step times.
+
+    Args:
+        folder: where to.
+        profile: step times and routing.
+        thresholds: of delayed batching.
+        policy: ``markov`` takes the profile's matrices; ``random`` their probability of leaving the first model.
+        most_in_flight: largest number in flight that will be measured; the delay bound is made for it.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ProfileError: the policy cannot route like the profile.
+    """
+    return write_emulated_repository(
+        folder,
+        step_ms={name: step_table(model, most_in_flight) for name, model in profile.models.items()},
+        entry={
+            "policy": policy,
+            "policy_params": policy_params(profile, policy),
+            "max_inflight": most_in_flight,
+            "ensemble": None,
+        },
+        batching={name: _batching(name, thresholds, profile, most_in_flight) for name in profile.names},
+        options={"hidden_size": 0},
+        per_model={name: _options(model) for name, model in profile.models.items()},
+    )
+
+
+def step_table(model: ModelProfile, largest: int) -> float | dict[int, float]:
+    """Step times at every batch size, because engine and profile differ in how they continue a table."""
+    if isinstance(model.step_ms, float):
+        return model.step_ms
+    return {batch: model.step_time_ms(batch) for batch in range(1, largest + 1)}
+
+
+def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
+    """Parameters with which a policy routes like the profile.
+
+    Raises:
+        ProfileError: it cannot.
+    """
+    if policy == "markov":
+        commit = {
+            source: {target: int(tokens) for target, tokens in row.items()} for source, row in profile.commit.items()
+        }
+        if any(tokens not in (0, 1) for row in profile.commit.values() for tokens in row.values()):
+            raise ProfileError("commit: policy markov commits 0 or 1 tokens on a move, not a mean; round them")
+        # A move that the profile leaves out commits nothing there, and one token by default here.
+        full = {i: {j: commit.get(i, {}).get(j, 0) for j in profile.names} for i in profile.names}
+        return {"routing": profile.routing, "commit": full, "entry": profile.entry}
+    if policy == "random":
+        first, second = profile.names[:2]
+        return {"p": profile.routing[first].get(second, 0.0)}
+    if policy == "me":
+        return {"weights": dict(profile.routing[profile.entry])}
+    raise ProfileError(f"--policy {policy}: does not follow a profile; use markov, random or me")
+
+
+def _batching(name: str, thresholds: Thresholds, profile: Profile, most: int) -> dict[str, Any]:
+    if not thresholds.by_in_flight:
+        return {}
+    fields: dict[str, Any] = {"max_queue_delay_microseconds": max_queue_delay_microseconds(profile, most)}
+    if set(thresholds.by_in_flight) == {0}:
+        return {**fields, "threshold": thresholds.by_in_flight[0].get(name, 1)}
+    table = {n: row.get(name, 1) for n, row in thresholds.by_in_flight.items()}
+    return {**fields, "threshold": table[max(table)], "batch_thresholds": table}
+
+
+def _options(model: ModelProfile) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_batch_size": model.max_batch or LARGEST_BATCH}
+    if model.extend_ms_per_token:
+        options["extend_ms_per_token"] = model.extend_ms_per_token
+    return options

@@ -1,0 +1,96 @@
+"""A closed loop of endless responses against a server that emulates a profile."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from perf.load import Stream, request_bytes
+from perf.served.deployment import Thresholds, write_profile_repository
+from perf.served.window import ENTRY, Window, between, mark
+from tools.dtmc.profile import Profile
+from tools.metrics import scrape
+from tools.tritonserver import TritonServer
+
+PROMPT = "abcdefgh"
+ENDLESS = 1 << 19
+"""Tokens of a response: hours."""
+
+_POLL_S = 0.05
+_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to measure.
+
+    Attributes:
+        warm_up_s: before the first window of every number in flight.
+        seconds: length of a window.
+        repeats: windows, one after the other.
+        stream: whether clients get every token, or the whole response at its end.
+        seed: of the responses; the routing follows from it.
+    """
+
+    warm_up_s: float = 2.0
+    seconds: float = 10.0
+    repeats: int = 3
+    stream: bool = True
+    seed: int = 1
+
+
+@contextmanager
+def serving(profile: Profile, thresholds: Thresholds, *, policy: str, most_in_flight: int) -> Iterator[TritonServer]:
+    """A running server that emulates the profile."""
+    with tempfile.TemporaryDirectory(prefix="tokenrouter-perf-") as folder:
+        repository = write_profile_repository(
+            Path(folder), profile, thresholds=thresholds, policy=policy, most_in_flight=most_in_flight
+        )
+        with TritonServer(repository) as server:
+            yield server
+
+
+def measure(
+    server: TritonServer,
+    models: Sequence[str],
+    in_flight: int,
+    plan: Plan,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[Window]:
+    """Keeps `in_flight` responses running and measures windows; afterwards the server is idle again.
+
+    Raises:
+        RuntimeError: a response ended or failed.
+        TimeoutError: the server does not answer, or does not become idle.
+    """
+    stream = Stream(server.grpc_url)
+    try:
+        for index in range(in_flight):
+            seed = (plan.seed << 16) + index
+            stream.send(request_bytes(ENTRY, PROMPT, max_tokens=ENDLESS, seed=seed, stream=plan.stream))
+        _wait_for(server, in_flight)
+        time.sleep(plan.warm_up_s)
+        marks = [mark(server)]
+        for repeat in range(plan.repeats):
+            report(f"window {repeat + 1} of {plan.repeats}")
+            time.sleep(plan.seconds)
+            marks.append(mark(server))
+    finally:
+        stream.close()
+    if stream.arrivals.errors or stream.arrivals.finished:
+        raise RuntimeError(f"{stream.arrivals.finished} responses ended early; {stream.arrivals.errors[:1]}")
+    _wait_for(server, 0)
+    return [between(start, end, models) for start, end in pairwise(marks)]
+
+
+def _wait_for(server: TritonServer, in_flight: int) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while (found := scrape(server.metrics_url).value("tokenrouter_in_flight", model=ENTRY)) != in_flight:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{found:g} requests in flight after {_PATIENCE_S:g} s, not {in_flight}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,137 @@
+"""`python -m perf.serving`: the real server with emulated engines, beside the Markov model's prediction.
+
+Starts a server whose engines sleep for the profile's step times, keeps N endless responses running, and compares
+committed tokens per second, from the server's own counter, with the exact chain for the same thresholds. Example:
+
+    python -m perf.serving --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --inflight 2 4 8 16
+
+Everything is *emulated*: the step times are the profile's. What is measured is what the server adds to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from perf.served.deployment import Thresholds
+from perf.served.result import Result, predict, rows, to_csv
+from perf.served.run import Plan, measure, serving
+from perf.served.settings import Best, setting, tuned_for
+from perf.simulation import throughput
+from tools.dtmc.errors import DtmcError
+from tools.dtmc.profile import Profile, load_profile
+from tools.dtmc.progress import LateProgress
+from tools.tritonserver import LaunchError
+
+
+def compare(
+    profile: Profile,
+    thresholds: Thresholds,
+    in_flight: list[int],
+    *,
+    policy: str,
+    plan: Plan,
+    best: Best,
+    simulated: bool,
+    report: LateProgress,
+) -> Iterator[Result]:
+    """Starts one server with these thresholds and measures every number in flight."""
+    with serving(profile, thresholds, policy=policy, most_in_flight=max(in_flight)) as server:
+        for done, n in enumerate(in_flight):
+            share = done / len(in_flight)
+            name = f"{thresholds.label}, {n} in flight"
+
+            def progress(stage: str, name: str = name, share: float = share) -> None:
+                report(f"{name}: {stage}", share)
+
+            chosen = thresholds.at(n, profile.names)
+            chain = predict(profile, n, chosen)
+            windows = measure(server, profile.names, n, plan, progress)
+            simulation = throughput(profile, n, chosen) if simulated and chain is not None else None
+            yield Result(thresholds.label, n, chosen, tuple(windows), chain, best.at(n).tokens_per_second, simulation)
+
+
+def table_of(results: list[Result]) -> Table:
+    """What is printed."""
+    names = list(results[0].thresholds)
+    table = Table("n", "setting", *(f"B {name}" for name in names), "tokens/s", "spread", "chain", "difference",
+                  "efficiency", *(f"batch {name}" for name in names), *(f"step {name}" for name in names),
+                  title="emulated: step times are the profile's")  # fmt: skip
+    for result in results:
+        batch, step = result.middle("mean_batch"), result.middle("mean_step_ms")
+        table.add_row(
+            str(result.in_flight),
+            result.label,
+            *(str(result.thresholds[name]) for name in names),
+            f"{result.tokens_per_second:.1f}",
+            f"{result.spread:.1%}",
+            "-" if result.chain is None else f"{result.chain.tokens_per_second:.1f}",
+            "-" if result.difference is None else f"{result.difference:+.1%}",
+            f"{result.efficiency:.1%}",
+            *(f"{batch[name]:.2f}" for name in names),
+            *(f"{step[name]:.2f}" for name in names),
+        )
+    return table
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parse = argparse.ArgumentParser(prog="python -m perf.serving", description=(__doc__ or "").partition("\n\n")[2])
+    parse.formatter_class = argparse.RawDescriptionHelpFormatter
+    parse.add_argument("--profile", type=Path, required=True, help="profile of the deployment (YAML)")
+    parse.add_argument("--policy", default="markov", help="markov, random or me (default: markov)")
+    parse.add_argument("--inflight", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="responses that run at once")
+    parse.add_argument(
+        "--thresholds", nargs="+", default=["eager", "best"], help="eager, best, or like small=1,large=3; a server each"
+    )
+    parse.add_argument("--tuned-for", type=int, help="also a table for 1..N, and the thresholds for N everywhere")
+    parse.add_argument("--seconds", type=float, default=10.0, help="length of a window")
+    parse.add_argument("--repeats", type=int, default=3, help="windows; the median is reported")
+    parse.add_argument("--warm-up", type=float, default=2.0, help="seconds before the first window")
+    parse.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True, help="clients get every token")
+    parse.add_argument("--simulate", action="store_true", help="add the simulator's throughput")
+    parse.add_argument("--seed", type=int, default=1, help="of the responses")
+    parse.add_argument("--json", action="store_true", help="print JSON")
+    parse.add_argument("--csv", type=Path, help="also write this file")
+    return parse
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures and prints."""
+    parse = parser()
+    args = parse.parse_args(arguments)
+    if min(args.inflight) < 1 or args.repeats < 1 or args.seconds <= 0 or args.warm_up < 0:
+        parse.error("--inflight and --repeats are at least 1, --seconds is positive")
+    plan = Plan(args.warm_up, args.seconds, args.repeats, args.stream, args.seed)
+    results: list[Result] = []
+    try:
+        profile = load_profile(args.profile)
+        with LateProgress() as report:
+            best = Best(profile, report)
+            settings = [setting(name, args.inflight, best) for name in args.thresholds]
+            settings += tuned_for(args.tuned_for, best) if args.tuned_for else []
+            for thresholds in settings:
+                results += compare(
+                    profile, thresholds, args.inflight, policy=args.policy, plan=plan, best=best,
+                    simulated=args.simulate, report=report,
+                )  # fmt: skip
+    except (DtmcError, LaunchError, RuntimeError, TimeoutError) as exc:
+        sys.exit(f"error: {exc}")
+    table = rows(results)
+    if args.csv:
+        args.csv.parent.mkdir(parents=True, exist_ok=True)
+        args.csv.write_text(to_csv(table))
+    if args.json:
+        print(json.dumps(table, indent=2))
+    else:
+        Console(width=150 if not sys.stdout.isatty() else None).print(table_of(results))
+
+
+if __name__ == "__main__":
+    main()
