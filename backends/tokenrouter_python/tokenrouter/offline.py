@@ -16,6 +16,7 @@ from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.errors import RouterError
 from tokenrouter.orchestrator import Orchestrator, Result, Update
+from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tokenrouter.subserver import StepPlan, Subserver
@@ -59,7 +60,8 @@ class TokenRouter:
             ConfigError: a file of the repository is wrong.
         """
         root = Path(repository).resolve()
-        config = entry_config(read_model_config(root / entry))
+        # All prompts of a call are here at once and nobody else waits: the queue's limits are for a server.
+        config = replace(entry_config(read_model_config(root / entry)), queue=EntryQueuePolicy())
         subservers = {}
         for name in config.models:
             model = subserver_config(read_model_config(root / name), version_folder(root / name))
