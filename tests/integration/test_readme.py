@@ -62,7 +62,7 @@ def _comparable(output: str) -> str:
 def _run(example: Example, server: TritonServer) -> str:
     ports = {"8000": server.ports.http, "8001": server.ports.grpc, "8002": server.ports.metrics}
     code = re.sub(r"127\.0\.0\.1:(800[012])", lambda match: f"127.0.0.1:{ports[match[1]]}", example.code)
-    if code.startswith("tokenrouter generate") and "--offline" not in code:
+    if ".venv/bin/tokenrouter generate" in code and "--offline" not in code:
         code += f" --url {server.grpc_url}"
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     arguments = ["bash", "-c", code] if example.kind == "console" else [sys.executable, "-c", code]
