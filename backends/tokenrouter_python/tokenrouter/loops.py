@@ -212,8 +212,12 @@ class OrchestratorLoop:
         self._changed()
 
     def _drain(self, now_ns: int) -> None:
-        while self._inbox:
-            self._inbox.popleft()(now_ns)
+        while True:
+            try:
+                action = self._inbox.popleft()
+            except IndexError:  # not asked for beforehand: while the loop ends, two threads may be here
+                return
+            action(now_ns)
 
     def _submit(self, request: GenerationRequest, reply: Reply, arrived_ns: int, now_ns: int) -> None:
         try:

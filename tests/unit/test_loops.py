@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.repositories import END_ID, emulated_spec, write_emulated
+from tokenrouter.channel import UnixCarrier, socket_path
+from tokenrouter.config import entry_config, subserver_config
+from tokenrouter.deployment import Entry, build_subserver, version_folder
+from tokenrouter.errors import ConfigError, DeadlineExceeded, ModelUnavailable, RequestCancelled
+from tokenrouter.framing import frame
+from tokenrouter.loops import DecodingLoop, OrchestratorLoop
+from tokenrouter.messages import Codec, InFlight
+from tokenrouter.offline import TokenRouter
+from tokenrouter.orchestrator import Orchestrator, Update
+from tokenrouter.repository import read_model_config
+from tokenrouter.request import RequestFields
+from tokenrouter.subserver import Subserver
+
+PATIENCE_S = 30.0
+PROMPT = "a prompt of some length"
+
+
+class Collected:
+    """A reply that keeps all updates."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self._changed = threading.Condition()
+
+    def update(self, update: Update) -> None:
+        with self._changed:
+            assert not (self.updates and self.updates[-1].final), "an update after the final one"
+            self.updates.append(update)
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[Collected], bool], why: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), PATIENCE_S), f"not within {PATIENCE_S:g} s: {why}"
+
+    def final(self) -> Update:
+        self.wait(lambda reply: bool(reply.updates) and reply.updates[-1].final, "the end of the request")
+        return self.updates[-1]
+
+    def tokens(self) -> list[int]:
+        result = self.final().result
+        assert result is not None, self.updates[-1].error
+        return result.tokens
+
+
+class Server:
+    """All loops of a deployment in this process, over real sockets."""
+
+    def __init__(self, repository: Path, sockets: Path, entry: dict[str, Any] | None = None, **options: Any) -> None:
+        write_emulated(repository, emulated_spec(entry=entry, options=options))
+        self.repository, self.sockets = repository, sockets
+        self.turned = threading.Condition()
+        self.decoding: dict[str, DecodingLoop] = {}
+        self.subservers: dict[str, Subserver] = {}
+        config = entry_config(read_model_config(repository / "tokenrouter"))
+        self.entry = Entry(config, repository)
+        self.orchestrator: Orchestrator = self.entry.orchestrator()
+        dial = {name: socket_path(sockets, name) for name in config.models}
+        hello = self.entry.hello("tokenrouter", "routed")
+        self.loop = OrchestratorLoop(self.orchestrator, UnixCarrier(dial=dial), hello=hello, changed=self._turned)
+        self.loop.start()
+
+    def _turned(self) -> None:
+        with self.turned:
+            self.turned.notify_all()
+
+    def start(self, *names: str) -> Server:
+        for name in names:
+            folder = self.repository / name
+            config = subserver_config(read_model_config(folder), version_folder(folder))
+            self.decoding[name] = DecodingLoop(
+                lambda name=name, config=config: build_subserver(name, config, self.repository),  # type: ignore[misc]
+                UnixCarrier(listen=socket_path(self.sockets, name)),
+                changed=self._turned,
+            )
+            self.subservers[name] = self.decoding[name].start()
+        return self
+
+    def kill(self, name: str) -> None:
+        self.decoding.pop(name).stop()
+
+    def submit(self, prompt: str = PROMPT, *, timeout_ns: int | None = None, **fields: Any) -> Collected:
+        reply = Collected()
+        fields.setdefault("max_tokens", 64)
+        request = self.entry.builder.build(RequestFields(text_input=prompt, **fields), timeout_ns=timeout_ns)
+        self.loop.submit(request, reply, arrived_ns=time.monotonic_ns())
+        return reply
+
+    def wait(self, condition: Callable[[], bool], why: str) -> None:
+        with self.turned:
+            assert self.turned.wait_for(condition, PATIENCE_S), f"not within {PATIENCE_S:g} s: {why}"
+
+    def idle(self) -> bool:
+        """Whether no model and no ledger holds anything."""
+        return self.orchestrator.in_flight == self.orchestrator.queued == 0 and all(
+            subserver.engine.blocks_leased == 0 and self.orchestrator.reserved_blocks(name) == 0
+            for name, subserver in self.subservers.items()
+        )
+
+    def stop(self) -> None:
+        self.loop.stop()
+        for loop in self.decoding.values():
+            loop.stop()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+    with tempfile.TemporaryDirectory(prefix="tr-", ignore_cleanup_errors=True) as folder:
+        # A folder in it, because the last loop to end removes the sockets' directory.
+        sockets = Path(folder) / "s"
+        sockets.mkdir(mode=0o700)
+
+        def start(**options: Any) -> Server:
+            servers.append(Server(tmp_path, sockets, **options))
+            return servers[-1]
+
+        yield start
+        for server in servers:
+            server.stop()
+
+
+def test_responses_over_sockets_are_those_of_the_offline_engine(serve: Callable[..., Server]) -> None:
+    server = serve(margin=2.0).start("small", "large")
+    fields = {"max_tokens": 40, "temperature": 1.0}
+    seeds = range(6)
+    replies = [server.submit(seed=seed, stream=seed % 2 == 0, **fields) for seed in seeds]
+    with TokenRouter.from_repository(server.repository) as offline:
+        want = [offline.generate([PROMPT], seed=seed, **fields)[0] for seed in seeds]
+    for seed, reply in zip(seeds, replies, strict=True):
+        assert reply.tokens() == want[seed].tokens
+        assert "".join(update.text for update in reply.updates) == want[seed].text
+        assert len(reply.updates) == 1 or seed % 2 == 0
+    server.wait(server.idle, "everything is free again")
+
+
+def test_a_request_waits_for_models_that_start_later(serve: Callable[..., Server]) -> None:
+    server = serve()
+    reply = server.submit()
+    server.wait(lambda: server.orchestrator.queued == 1, "the request is queued")
+    server.start("large", "small")
+    assert reply.tokens()[-1] == END_ID
+
+
+def test_a_cancelled_request_is_told_so_once_and_its_memory_is_free(serve: Callable[..., Server]) -> None:
+    server = serve(repeat=True, step_ms=0.5, max_seq_len=65536).start("small", "large")
+    neighbour = server.submit(max_tokens=30)
+    endless = server.submit(max_tokens=40_000, stream=True)
+    endless.wait(lambda reply: len(reply.updates) > 3, "some tokens")
+    server.loop.cancel(endless)
+    server.loop.cancel(endless)
+    assert isinstance(endless.final().error, RequestCancelled)
+    assert len(neighbour.tokens()) == 30
+    server.wait(server.idle, "everything is free again")
+    server.loop.cancel(neighbour)
+    assert len(server.submit(max_tokens=5).tokens()) == 5
+
+
+def test_a_model_that_restarts_in_the_middle_changes_no_token(serve: Callable[..., Server]) -> None:
+    server = serve(repeat=True, step_ms=0.2).start("small", "large")
+    reply = server.submit(max_tokens=300, stream=True)
+    for name in ("large", "small"):
+        seen = len(reply.updates)
+        reply.wait(lambda reply, seen=seen: len(reply.updates) > seen + 10, "some tokens")
+        server.kill(name)
+        server.start(name)
+    prompt = server.entry.tokenizer.encode(PROMPT).ids
+    assert reply.tokens() == (prompt * 300)[:300]
+    assert [token for update in reply.updates for token in update.tokens] == reply.tokens()
+    assert server.orchestrator.statistics.recovered >= 1
+    server.wait(server.idle, "everything is free again")
+
+
+def test_requests_that_wait_too_long_are_refused_while_another_runs(serve: Callable[..., Server]) -> None:
+    server = serve(entry={"max_inflight": 1}, repeat=True, step_ms=0.5, max_seq_len=65536).start("small", "large")
+    running = server.submit(max_tokens=40_000, stream=True)
+    running.wait(lambda reply: bool(reply.updates), "a token")
+    late = server.submit(timeout_ns=50_000_000)
+    assert isinstance(late.final().error, DeadlineExceeded)
+    assert not running.updates[-1].final
+    server.loop.cancel(running)
+    running.final()
+
+
+def test_a_stopping_loop_tells_everybody(serve: Callable[..., Server]) -> None:
+    server = serve(entry={"max_inflight": 1}, repeat=True, step_ms=0.5, max_seq_len=65536).start("small", "large")
+    running = server.submit(max_tokens=40_000, stream=True)
+    running.wait(lambda reply: bool(reply.updates), "a token")
+    waiting = server.submit()
+    server.loop.stop()
+    late = server.submit()
+    for reply in (running, waiting, late):
+        error = reply.final().error
+        assert isinstance(error, ModelUnavailable)
+        assert "the server is stopping" in str(error)
+    server.loop.cancel(late)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(frame(b"no message"), id="no-message"),
+        pytest.param(frame(Codec.encode(InFlight(3))), id="no-hello"),
+        pytest.param(b"\xff\xff\xff\xff", id="no-frame"),
+    ],
+)
+def test_a_peer_that_breaks_the_protocol_is_dropped_and_nobody_else_notices(
+    serve: Callable[..., Server], data: bytes
+) -> None:
+    server = serve().start("small", "large")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.settimeout(PATIENCE_S)
+        peer.connect(str(socket_path(server.sockets, "small")))
+        peer.sendall(data)
+        assert peer.recv(1) == b"", "the connection stays open"
+    assert server.submit().tokens()[-1] == END_ID
+
+
+def test_a_subserver_that_breaks_the_protocol_is_dropped_and_dialled_again(serve: Callable[..., Server]) -> None:
+    server = serve().start("large")
+    path = socket_path(server.sockets, "small")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.settimeout(PATIENCE_S)
+        listener.bind(str(path))
+        listener.listen()
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(PATIENCE_S)
+            connection.sendall(frame(Codec.encode(InFlight(3))))
+            while connection.recv(1000):
+                pass
+    server.start("small")
+    assert server.submit().tokens()[-1] == END_ID
+
+
+def test_a_model_that_cannot_be_loaded_says_why_and_leaves_no_socket(serve: Callable[..., Server]) -> None:
+    server = serve(max_batch_size=4, max_num_tokens=4)
+    with pytest.raises(ConfigError, match="max_num_tokens"):
+        server.start("small")
+    assert not socket_path(server.sockets, "small").exists()
+    server.decoding.clear()
