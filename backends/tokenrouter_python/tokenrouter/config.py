@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import yaml
 
 from tokenrouter.batcher import QueuePolicy
@@ -164,11 +165,7 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
         engine=engine,
         checkpoint=(folder / str(options.pop("model", "."))).resolve(),
         engine_options=options,
-        queue_policy=QueuePolicy(
-            threshold=min((int(size) for size in batching.get("preferred_batch_size", ())), default=1),
-            max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
-            by_in_flight=table,
-        ),
+        queue_policy=_queue_policy(name, batching, table),
         direct_kv_share=share,
         max_inflight=max_inflight,
         queue=_entry_queue(name, batching),
@@ -185,11 +182,22 @@ def load_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise ConfigError(f"{path} is not valid YAML: {exc}") from exc
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a mapping such as 'engine: torch'")
     return content
+
+
+def _queue_policy(name: str, batching: Mapping[str, Any], table: dict[int, int]) -> QueuePolicy:
+    try:
+        return QueuePolicy(
+            threshold=min((int(size) for size in batching.get("preferred_batch_size", ())), default=1),
+            max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
+            by_in_flight=table,
+        )
+    except ConfigError as exc:
+        raise ConfigError(f"model {name!r}: {exc}") from exc
 
 
 def _entry_queue(name: str, batching: Mapping[str, Any]) -> EntryQueuePolicy:
@@ -209,7 +217,10 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    return tuple(int(name) for name in _names(text))
+    ids = tuple(int(name) for name in _names(text))
+    if ids and min(ids) < 0:
+        raise ValueError(text)
+    return ids
 
 
 def _positive(text: str) -> int:
@@ -233,4 +244,4 @@ def _json_object(text: str) -> str:
 
 
 def _thresholds(text: str) -> dict[int, int]:
-    return {int(n): int(threshold) for n, threshold in json.loads(text).items()}
+    return msgspec.json.decode(text, type=dict[int, int])

@@ -52,7 +52,7 @@ def check_same_tokenizer(folders: dict[str, Path]) -> None:
     reference, reference_ends = load_tokenizer(folder), end_ids(folder)
     for name, other in others:
         difference = _difference(reference, load_tokenizer(other))
-        if difference is None and end_ids(other) != reference_ends:
+        if difference is None and set(end_ids(other)) != set(reference_ends):
             difference = f"eos_token_id is {reference_ends} and {end_ids(other)}"
         if difference is not None:
             raise ConfigError(
@@ -90,10 +90,14 @@ class Entry:
         self.tokenizer = load_tokenizer(first)
         self._policies = PolicyCache(PolicyContext(config.models, str(repository), {"tokenizer": self.tokenizer}))
         self._policies.get(config.policy).prepare("")
+        vocab_size = min(vocabulary_size(folder) for folder in folders.values())
+        ends = end_ids(first) if config.end_ids is None else config.end_ids
+        if ends and max(ends) >= vocab_size:
+            raise ConfigError(f"end_ids has {max(ends)}; the models' token ids lie in [0, {vocab_size})")
         self.builder = RequestBuilder(
             tokenizer=self.tokenizer,
-            vocab_size=min(vocabulary_size(folder) for folder in folders.values()),
-            end_ids=end_ids(first) if config.end_ids is None else config.end_ids,
+            vocab_size=vocab_size,
+            end_ids=ends,
             policy=config.policy,
             selectable=config.selectable,
         )

@@ -30,6 +30,11 @@ class KvConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens_per_block: int = 16
     max_tokens: int = 65_536
 
+    def __post_init__(self) -> None:
+        """Refuses an empty pool."""
+        if not 1 <= self.tokens_per_block <= self.max_tokens:
+            raise ValueError("tokens_per_block is at least 1 and at most max_tokens")
+
 
 class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`engine_config` of the emulated engine in model.yaml.
@@ -53,7 +58,9 @@ class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     repeat: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses negative times."""
+        """Refuses negative times and sizes."""
+        if min(self.max_batch_size, self.max_num_tokens, self.max_seq_len, self.hidden_size + 1) < 1:
+            raise ValueError("max_batch_size, max_num_tokens and max_seq_len are at least 1, hidden_size at least 0")
         table = self.step_ms if isinstance(self.step_ms, dict) else {1: self.step_ms}
         if not table or min(table.values()) < 0 or self.extend_ms_per_token < 0:
             raise ValueError("step_ms and extend_ms_per_token are at least 0, and a table has at least one entry")

@@ -38,9 +38,13 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f"{path} is missing; a checkpoint folder needs a fast tokenizer (tokenizer.json)")
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:
         raise ConfigError(f"{path} cannot be loaded: {exc}") from exc
+    # Training scripts leave these in the file; a prompt would be cut or padded in silence.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def end_ids(folder: Path) -> tuple[int, ...]:
