@@ -44,6 +44,7 @@ class TokenRouter:
         self._entry = entry
         self._subservers = subservers
         self._orchestrator: Orchestrator = entry.orchestrator()
+        self._news: dict[int, list[Update]] = {}
         for subserver in subservers.values():
             subserver.handle(_PEER, entry.hello("offline", "routed"), now_ns=time.monotonic_ns())
         self._exchange(time.monotonic_ns())
@@ -95,18 +96,21 @@ class TokenRouter:
         results: dict[int, Result] = {}
         errors: list[RouterError] = []
         keys: list[int] = []
-        for prompt in prompts:
-            try:
-                keys.append(self._submit(_fields(prompt, fields)))
-            except RouterError as exc:
-                errors.append(exc)
-        for update in self._run(len(keys)):
-            if update.error is not None:
-                errors.append(update.error)
-            elif update.result is not None:
-                results[update.key] = update.result
-            if update.final and progress is not None:
-                progress(len(results) + len(errors))
+        try:
+            for prompt in prompts:
+                try:
+                    keys.append(self._submit(_fields(prompt, fields)))
+                except RouterError as exc:
+                    errors.append(exc)
+            for update in self._run(keys):
+                if update.error is not None:
+                    errors.append(update.error)
+                elif update.result is not None:
+                    results[update.key] = update.result
+                if update.final and progress is not None:
+                    progress(len(results) + len(errors))
+        finally:
+            self._forget(keys)
         if errors:
             raise errors[0]
         return [results[key] for key in keys]
@@ -119,15 +123,12 @@ class TokenRouter:
         """
         key = self._submit(replace(_fields(prompt, fields), stream=True))
         try:
-            for update in self._run(1):
+            for update in self._run([key]):
                 if update.error is not None:
                     raise update.error
                 yield update
         finally:
-            # The caller may have stopped early.
-            self._orchestrator.cancel(key, now_ns=time.monotonic_ns())
-            self._exchange(time.monotonic_ns())
-            self._orchestrator.updates.clear()
+            self._forget([key])
 
     def close(self) -> None:
         """Frees the engines."""
@@ -146,19 +147,41 @@ class TokenRouter:
         request = self._entry.builder.build(fields)
         return self._orchestrator.submit(request, now_ns=time.monotonic_ns())
 
-    def _run(self, requests: int) -> Iterator[Update]:
-        """Turns every model in turn until this many requests are over."""
-        while requests:
-            now_ns = time.monotonic_ns()
-            self._orchestrator.tick(now_ns=now_ns)
-            self._exchange(now_ns)
-            ran = [self._turn(subserver) for subserver in self._subservers.values()]
-            if not any(ran):
-                time.sleep(_NAP_S)
-            updates, self._orchestrator.updates = self._orchestrator.updates, []
-            for update in updates:
-                requests -= update.final
-                yield update
+    def _run(self, keys: Sequence[int]) -> Iterator[Update]:
+        """Turns every model in turn until these requests are over; news of others waits for whoever asks for it."""
+        running = set(keys)
+        while running:
+            for key in running & self._news.keys():
+                for update in self._news.pop(key):
+                    if update.final:
+                        running.discard(key)
+                    yield update
+            if running:
+                self._advance()
+
+    def _advance(self) -> None:
+        now_ns = time.monotonic_ns()
+        self._orchestrator.tick(now_ns=now_ns)
+        self._exchange(now_ns)
+        ran = [self._turn(subserver) for subserver in self._subservers.values()]
+        self._collect()
+        if not any(ran):
+            time.sleep(_NAP_S)
+
+    def _collect(self) -> None:
+        for update in self._orchestrator.updates:
+            self._news.setdefault(update.key, []).append(update)
+        self._orchestrator.updates.clear()
+
+    def _forget(self, keys: Sequence[int]) -> None:
+        """Ends what still runs of these requests, because the caller stopped early or something raised."""
+        now_ns = time.monotonic_ns()
+        for key in keys:
+            self._orchestrator.cancel(key, now_ns=now_ns)
+        self._exchange(now_ns)
+        self._collect()
+        for key in keys:
+            self._news.pop(key, None)
 
     def _turn(self, subserver: Subserver) -> bool:
         plan = subserver.poll(now_ns=time.monotonic_ns())
