@@ -71,6 +71,7 @@ class StepTimes:
     """
 
     by_batch: dict[int, StepSums] = field(default_factory=dict)
+    seconds_squared: float = 0.0
     extended_squared: int = 0
     seconds_extended: float = 0.0
 
@@ -83,6 +84,7 @@ class StepTimes:
             sums = self.by_batch[batch] = StepSums()
         sums.steps += 1
         sums.seconds += seconds
+        self.seconds_squared += seconds * seconds
         if extended:
             sums.extended += extended
             self.extended_squared += extended * extended

@@ -76,6 +76,7 @@ class SubserverMetrics:
         series.gauge("tokenrouter_kv_blocks", "KV blocks in the pool", engine.info.kv_blocks)
         series.gauge("tokenrouter_kv_blocks_reserved", "KV blocks leased to open requests", engine.blocks_leased)
         series.gauge("tokenrouter_kv_blocks_used", "KV blocks that hold tokens", engine.blocks_used)
+        series.gauge("tokenrouter_max_batch", "Most requests in one step", engine.info.max_batch)
         series.gauge("tokenrouter_open_requests", "Requests that hold KV at the model", subserver.open_sequences)
         series.gauge("tokenrouter_residents", "Requests that decode at the model", subserver.residents)
         series.gauge("tokenrouter_model_in_flight", "Requests in flight as the model knows", subserver.in_flight)
@@ -110,9 +111,12 @@ class SubserverMetrics:
             series.counter("tokenrouter_batch_steps", "Steps of this batch size", sums.steps, **label)
             series.counter("tokenrouter_batch_step_seconds", "Their time", sums.seconds, **label)
             series.counter("tokenrouter_batch_extended_tokens", "Their extended tokens", sums.extended, **label)
-        squares, products = times.extended_squared, times.seconds_extended
-        series.counter("tokenrouter_step_extended_squared", "Sum of extended tokens squared over steps", squares)
-        series.counter("tokenrouter_step_seconds_extended", "Sum of seconds times extended tokens", products)
+        for name, description, value in (
+            ("step_seconds_squared", "Sum over these steps of seconds squared", times.seconds_squared),
+            ("step_extended_squared", "Sum over these steps of extended tokens squared", times.extended_squared),
+            ("step_seconds_extended", "Sum over these steps of seconds times tokens", times.seconds_extended),
+        ):
+            series.counter(f"tokenrouter_{name}", description, value)
 
 
 class OrchestratorMetrics:

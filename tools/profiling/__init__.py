@@ -1,0 +1,1 @@
+"""A deployment's profile from the metrics of a running server."""
