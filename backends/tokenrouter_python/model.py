@@ -4,6 +4,8 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+# Triton's stub does not read PYTHONPATH; users put the modules of their own policies there.
+sys.path.extend(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)
 
 from tokenrouter.triton.roles import start_role
 

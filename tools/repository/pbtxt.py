@@ -32,6 +32,8 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
     }
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
+    if entry.allow_added_tokens:
+        parameters["allow_added_tokens"] = "true"
     return _join(
         _head(entry.name, entry.max_batch_size),
         _inputs(ENTRY_INPUTS),

@@ -31,6 +31,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_inflight: int = 64
     connect_timeout_ms: int = 30_000
     selectable_policies: tuple[str, ...] | None = None
+    allow_added_tokens: bool = False
     queue: QueueSpec = QueueSpec()
 
 

@@ -37,6 +37,7 @@ class EntryConfig:
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
         queue: from `dynamic_batching.default_queue_policy`.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
+        allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
     """
 
     models: tuple[str, ...]
@@ -46,6 +47,7 @@ class EntryConfig:
     connect_timeout_ns: int
     queue: EntryQueuePolicy
     end_ids: tuple[int, ...] | None
+    allow_added_tokens: bool
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class _Parameters:
             return default
         try:
             return parse(text)
-        except (ValueError, TypeError) as exc:
+        except (ValueError, TypeError, KeyError) as exc:
             raise ConfigError(f"model {self._model!r}: parameter {key} is {text!r}; it is {form}") from exc
 
     def done(self) -> None:
@@ -137,6 +139,7 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
         connect_timeout_ns=parameters.take("connect_timeout_ms", _positive, 30_000, "milliseconds, at least 1") * 10**6,
         queue=_entry_queue(name, model_config.get("dynamic_batching", {})),
         end_ids=parameters.take("end_ids", _ids, None, "a comma-separated list of token ids"),
+        allow_added_tokens=parameters.take("allow_added_tokens", _boolean, False, "true or false"),
     )
     parameters.done()
     return config
@@ -221,6 +224,10 @@ def _ids(text: str) -> tuple[int, ...]:
     if ids and min(ids) < 0:
         raise ValueError(text)
     return ids
+
+
+def _boolean(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
 
 
 def _positive(text: str) -> int:

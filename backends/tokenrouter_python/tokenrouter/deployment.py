@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from tokenrouter.config import EntryConfig, SubserverConfig, load_yaml
 from tokenrouter.engines import load_engine
-from tokenrouter.engines.folder import end_ids, load_tokenizer, vocabulary_size
+from tokenrouter.engines.folder import end_ids, load_tokenizer
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings
@@ -19,6 +16,7 @@ from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.request import RequestBuilder
 from tokenrouter.subserver import Subserver
+from tokenrouter.vocabulary import check_same_tokenizer, common_size
 
 
 def version_folder(model: Path) -> Path:
@@ -39,41 +37,6 @@ def checkpoint_folder(model: Path) -> Path:
     return (folder / str(load_yaml(folder / "model.yaml").get("model", "."))).resolve()
 
 
-def check_same_tokenizer(folders: dict[str, Path]) -> None:
-    """Refuses models whose tokenizers differ: token ids travel between them, so every id must mean the same.
-
-    Args:
-        folders: checkpoint folder by model name; the first one is what the others are compared with.
-
-    Raises:
-        ConfigError: names the first entry that differs.
-    """
-    (first, folder), *others = folders.items()
-    reference, reference_ends = load_tokenizer(folder), end_ids(folder)
-    for name, other in others:
-        difference = _difference(reference, load_tokenizer(other))
-        if difference is None and set(end_ids(other)) != set(reference_ends):
-            difference = f"eos_token_id is {reference_ends} and {end_ids(other)}"
-        if difference is not None:
-            raise ConfigError(
-                f"models {first!r} and {name!r} have different tokenizers: {difference}. Token ids travel between the "
-                "models, so routing needs one tokenizer"
-            )
-
-
-def _difference(one: Tokenizer, other: Tokenizer) -> str | None:
-    left = {token_id: text for text, token_id in one.get_vocab(with_added_tokens=True).items()}
-    right = {token_id: text for text, token_id in other.get_vocab(with_added_tokens=True).items()}
-    for token_id in sorted(left.keys() | right.keys()):
-        if left.get(token_id) != right.get(token_id):
-            return f"token id {token_id} is {left.get(token_id)!r} and {right.get(token_id)!r}"
-    one_parts, other_parts = json.loads(one.to_str()), json.loads(other.to_str())
-    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model"):
-        if one_parts.get(part) != other_parts.get(part):
-            return f"their {part} differs"
-    return None
-
-
 class Entry:
     """What the orchestrator's role needs, built from a repository.
 
@@ -84,13 +47,13 @@ class Entry:
 
     def __init__(self, config: EntryConfig, repository: Path) -> None:
         folders = {name: checkpoint_folder(repository / name) for name in config.models}
-        check_same_tokenizer(folders)
+        check_same_tokenizer(folders, allow_added_tokens=config.allow_added_tokens)
         first = folders[config.models[0]]
         self.config = config
         self.tokenizer = load_tokenizer(first)
         self._policies = PolicyCache(PolicyContext(config.models, str(repository), {"tokenizer": self.tokenizer}))
         self._policies.get(config.policy).prepare("")
-        vocab_size = min(vocabulary_size(folder) for folder in folders.values())
+        vocab_size = common_size(folders)
         ends = end_ids(first) if config.end_ids is None else config.end_ids
         if ends and max(ends) >= vocab_size:
             raise ConfigError(f"end_ids has {max(ends)}; the models' token ids lie in [0, {vocab_size})")
@@ -135,6 +98,7 @@ def direct_entry(name: str, config: SubserverConfig, repository: Path) -> Entry:
         connect_timeout_ns=30 * 10**9,
         queue=config.queue,
         end_ids=None,
+        allow_added_tokens=False,
     )
     return Entry(entry, repository)
 

@@ -31,6 +31,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         frequency_penalty: subtracted per occurrence in the response.
         bad_words: token sequences whose last token is banned where the others precede it.
         log_probs: whether the natural log-probability of each token under the raw model is reported.
+        vocab_size: ids from here on are never sampled, since not every model knows them; 0 = no limit.
     """
 
     max_tokens: int
@@ -45,6 +46,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     frequency_penalty: float = 0.0
     bad_words: tuple[tuple[int, ...], ...] = ()
     log_probs: bool = False
+    vocab_size: int = 0
 
 
 class PolicySpec(msgspec.Struct, frozen=True, array_like=True):

@@ -147,6 +147,7 @@ class RequestBuilder:
             frequency_penalty=_number("frequency_penalty", fields.frequency_penalty, 0.0),
             bad_words=self._bad_words(fields.bad_words),
             log_probs=fields.return_log_probs,
+            vocab_size=self.vocab_size,
         )
 
     def _end_ids(self, end_id: int | None) -> tuple[int, ...]:

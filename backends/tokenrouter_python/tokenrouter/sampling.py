@@ -63,13 +63,25 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     Returns:
         [B] int64.
     """
-    logits = _processed(logits, rows)
+    logits = _processed(_common(logits, rows), rows)
     tokens = logits.argmax(-1)
     drawn = [i for i, row in enumerate(rows) if not is_greedy(row.sampling)]
     if drawn:
         index = torch.tensor(drawn, device=logits.device)
         tokens[index] = _draw(logits[index], [rows[i] for i in drawn])
     return tokens
+
+
+def _common(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
+    """[B, W] without the columns of ids that no row may get; the others' own limits stand in the result as -inf."""
+    width = logits.shape[-1]
+    limits = [min(row.sampling.vocab_size or width, width) for row in rows]
+    widest = max(limits)
+    logits = logits[:, :widest]
+    if min(limits) < widest:
+        beyond = torch.arange(widest) >= torch.tensor(limits)[:, None]
+        logits = logits.masked_fill(beyond.to(logits.device), float("-inf"))
+    return logits
 
 
 def log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -120,6 +132,7 @@ def _ban(logits: Tensor, row: SampledRow) -> None:
     banned.extend(row.banned)
     if row.position < s.min_tokens:
         banned.extend(s.end_ids)
+    banned = [token for token in banned if token < logits.shape[-1]]
     if banned:
         logits[torch.tensor(banned, device=logits.device)] = float("-inf")
 

@@ -60,7 +60,7 @@ def load_model(path: Path, *, dtype: torch.dtype | Literal["auto"], device: torc
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         refuse_unsupported(config)

@@ -1,0 +1,89 @@
+"""Token ids that not every model knows are refused at load, or never sampled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+
+from tests.support.repositories import byte_tokenizer, emulated_spec, write_emulated
+from tokenrouter.errors import ConfigError
+from tokenrouter.offline import TokenRouter
+from tokenrouter.vocabulary import check_same_tokenizer, common_size
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two models that avoid the scripted token, so that the noise over their whole width decides."""
+    write_emulated(tmp_path, emulated_spec(options={"margin": -100.0}))
+    return tmp_path
+
+
+def widen(model: Path, width: int) -> None:
+    path = model / "1" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": width}))
+
+
+def add_token(model: Path, text: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(text, special=True)])
+    tokenizer.save(str(model / "1" / "tokenizer.json"))
+
+
+def greedy_ids(repository: Path, writers: str) -> list[int]:
+    with TokenRouter.from_repository(repository) as router:
+        params = json.dumps({"writers": [writers]})
+        return router.generate(["abc"], max_tokens=60, end_id=-1, policy_params=params)[0].tokens
+
+
+def test_a_wider_model_never_samples_ids_that_the_other_cannot_embed(repository: Path) -> None:
+    widen(repository / "large", 2000)
+    assert common_size({name: repository / name / "1" for name in ("small", "large")}) == 257
+    assert max(greedy_ids(repository, "large")) < 257
+
+
+def test_without_the_limit_the_wider_model_would_have_sampled_them(repository: Path) -> None:
+    for name in ("small", "large"):
+        widen(repository / name, 2000)
+        add = byte_tokenizer()
+        add.add_tokens([f"<{i}>" for i in range(257, 2000)])
+        add.save(str(repository / name / "1" / "tokenizer.json"))
+    assert max(greedy_ids(repository, "large")) >= 257
+
+
+def test_ids_in_the_padding_behind_the_tokenizer_are_never_sampled(repository: Path) -> None:
+    for name in ("small", "large"):
+        widen(repository / name, 2000)
+    assert max(greedy_ids(repository, "small")) < 257
+
+
+def test_an_added_token_is_refused_unless_the_configuration_accepts_it(repository: Path) -> None:
+    add_token(repository / "large", "<|extra|>")
+    widen(repository / "large", 258)
+    folders = {name: repository / name / "1" for name in ("small", "large")}
+    with pytest.raises(ConfigError, match=r"token id 257 is None and '<\|extra\|>'.*allow_added_tokens"):
+        check_same_tokenizer(folders)
+    check_same_tokenizer(folders, allow_added_tokens=True)
+    write_emulated_entry(repository)
+    assert max(greedy_ids(repository, "large")) < 257
+
+
+def write_emulated_entry(repository: Path) -> None:
+    from tools.repository.build import repository_files
+
+    files = repository_files(emulated_spec(entry={"allow_added_tokens": True}))
+    (repository / "tokenrouter" / "config.pbtxt").write_text(files["tokenrouter/config.pbtxt"])
+
+
+def test_a_swapped_id_is_refused_even_then(repository: Path) -> None:
+    path = repository / "large" / "1" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = (next(text for text, i in vocabulary.items() if i == wanted) for wanted in (5, 9))
+    vocabulary[first], vocabulary[second] = 9, 5
+    path.write_text(json.dumps(content))
+    folders = {name: repository / name / "1" for name in ("small", "large")}
+    with pytest.raises(ConfigError, match="token id 5 is"):
+        check_same_tokenizer(folders, allow_added_tokens=True)
