@@ -88,6 +88,16 @@ def test_frames_go_both_ways_in_order(path: Path, ends: Callable[..., End]) -> N
     assert client.payloads == [b"answer %d" % i for i in range(50)]
 
 
+def test_frames_that_are_sent_together_arrive_in_one_poll(path: Path, ends: Callable[..., End]) -> None:
+    """Or requests that are handed over together would start one by one."""
+    server, client = ends(listen=path), ends(dial={"small": path})
+    until(lambda: bool(server.peers and client.peers), server, client, why="connected")
+    payloads = [b"%d" % i * 500 for i in range(64)]
+    client.carrier.send(client.peers[0], *payloads)
+    until(lambda: bool(server.payloads), server, why="frames")
+    assert server.payloads == payloads
+
+
 def test_a_peer_that_listens_later_is_found(path: Path, ends: Callable[..., End]) -> None:
     client = ends(dial={"small": path})
     client.poll()

@@ -62,8 +62,11 @@ class Carrier(Protocol):
         """Waits for events at most this long (None = no limit). Returns early, maybe with nothing, after `wake`."""
         ...
 
-    def send(self, peer: int, payload: bytes) -> None:
-        """Sends a frame; never blocks. A peer that is gone is reported by the next `poll`."""
+    def send(self, peer: int, *payloads: bytes) -> None:
+        """Sends frames; never blocks. A peer that is gone is reported by the next `poll`.
+
+        Frames of one call travel together: unless they are large, one `poll` of the peer returns them all.
+        """
         ...
 
     def drop(self, peer: int) -> None:
@@ -151,12 +154,12 @@ class UnixCarrier:
             if events or woken or time.monotonic() >= deadline:
                 return events
 
-    def send(self, peer: int, payload: bytes) -> None:
+    def send(self, peer: int, *payloads: bytes) -> None:
         """See `Carrier.send`."""
         connection = self._connections.get(peer)
         if connection is None:
             return
-        data = frame(payload)
+        data = b"".join([frame(payload) for payload in payloads])
         if connection.outgoing:
             connection.outgoing += data
             return

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from msgspec import DecodeError
@@ -17,7 +17,7 @@ from msgspec import DecodeError
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel import Carrier, Connected, Disconnected, Received
 from tokenrouter.errors import ModelUnavailable, ProtocolError, RouterError
-from tokenrouter.messages import Codec, Hello
+from tokenrouter.messages import Codec, Hello, Message
 from tokenrouter.orchestrator import Orchestrator, Update
 from tokenrouter.request import GenerationRequest
 from tokenrouter.subserver import StepPlan, Subserver
@@ -33,6 +33,15 @@ def _timeout_s(*times_ns: int | None, now_ns: int) -> float | None:
     """Seconds until the earliest of these times; None if there is none."""
     known = [at_ns for at_ns in times_ns if at_ns is not None]
     return max(0.0, (min(known) - now_ns) * 1e-9) if known else None
+
+
+def _send(carrier: Carrier, messages: Iterable[tuple[int, Message]]) -> None:
+    """All messages to a peer at once: requests that a step hands over together must be able to start together."""
+    by_peer: dict[int, list[bytes]] = {}
+    for peer, message in messages:
+        by_peer.setdefault(peer, []).append(Codec.encode(message))
+    for peer, payloads in by_peer.items():
+        carrier.send(peer, *payloads)
 
 
 class DecodingLoop:
@@ -106,8 +115,7 @@ class DecodingLoop:
         plan = subserver.poll(now_ns=now_ns)
         if isinstance(plan, StepPlan):
             subserver.run_step(plan)
-        for peer, message in subserver.outbox:
-            self._carrier.send(peer, Codec.encode(message))
+        _send(self._carrier, subserver.outbox)
         subserver.outbox.clear()
         self._changed()
 
@@ -238,9 +246,7 @@ class OrchestratorLoop:
     def _deliver(self) -> None:
         """Messages first: a hand-off is more urgent than a token on its way to a client."""
         orchestrator = self._orchestrator
-        for model, message in orchestrator.outbox:
-            if model in self._peers:
-                self._carrier.send(self._peers[model], Codec.encode(message))
+        _send(self._carrier, [(self._peers[m], message) for m, message in orchestrator.outbox if m in self._peers])
         orchestrator.outbox.clear()
         for update in orchestrator.updates:
             reply = self._replies[update.key]
