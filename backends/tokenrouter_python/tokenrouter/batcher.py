@@ -37,7 +37,8 @@ class QueuePolicy:
 
     Attributes:
         threshold: B, from `dynamic_batching.preferred_batch_size`; 1 starts at once (eager).
-        max_queue_delay_ns: upper limit of any wait, from `max_queue_delay_microseconds`.
+        max_queue_delay_ns: longest that an idle model lets a ready request wait, from `max_queue_delay_microseconds`. A
+            request that comes during a step is ready when the step ends: the model could not have started before.
         by_in_flight: table n -> B from the parameter `batch_thresholds`. The entry of the largest n that does not
             exceed the number in flight counts; below the smallest n in the table B is 1.
     """
