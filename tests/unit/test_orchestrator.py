@@ -22,6 +22,7 @@ from tokenrouter.errors import (
     RouterError,
 )
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outcome, PolicySpec, Report, ReportRow
+from tokenrouter.orchestrator import Update
 from tokenrouter.policies.base import Destinations, Policy, RouteBatch
 from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.rng import Stream, draw
@@ -114,6 +115,24 @@ def test_streamed_updates_join_to_the_result_and_others_get_one_update() -> None
     assert [value for update in deltas for value in update.log_probs] == single.log_probs == result.log_probs
     assert len(single.log_probs) == len(single.tokens)
     assert all(later.start == earlier.end for earlier, later in zip(single.runs, single.runs[1:], strict=False))
+
+
+def test_merged_updates_say_what_the_single_ones_said() -> None:
+    cluster = Cluster()
+    key = cluster.submit(request(list(b"hello you"), max_tokens=20, stream=True, log_probs=True))
+    cluster.run()
+    updates = cluster.updates[key]
+    for cut in range(1, len(updates)):
+        merged = Update(key)
+        for update in updates[:cut]:
+            merged.merge(update)
+        assert not merged.final
+        for update in updates[cut:]:
+            merged.merge(update)
+        result = cluster.result(key)
+        assert (merged.text, merged.tokens, merged.log_probs) == (result.text, result.tokens, result.log_probs)
+        assert merged.result is result
+        assert [run.model for run in merged.runs for _ in range(run.start, run.end)] == writers(result)
 
 
 def test_a_discarded_draft_does_not_count_as_the_only_token() -> None:

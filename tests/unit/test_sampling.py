@@ -247,6 +247,20 @@ def test_banned_ids_of_a_policy_are_never_chosen() -> None:
         assert pick(logits, [sequence])[0] < 5
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5.0])
+def test_ids_beyond_a_rows_vocabulary_are_never_chosen_whatever_its_neighbours_may(temperature: float) -> None:
+    logits = random_logits(6, 30)
+    limits = [0, 10, WIDTH, 1000, 25, 10] * 5
+    rows = [row(seed=i, temperature=temperature, vocab_size=limit) for i, limit in enumerate(limits)]
+    got = pick(logits, rows)
+    alone = [pick(logits[i : i + 1], [rows[i]])[0] for i in range(30)]
+    assert got == alone
+    assert all(token < (limit or WIDTH) for token, limit in zip(got, limits, strict=True))
+    assert max(got) >= 25
+    beyond = row([1], [2], end_ids=(WIDTH - 1,), min_tokens=5, bad_words=((WIDTH - 2,),), vocab_size=10)
+    assert pick(logits[:1], [beyond])[0] < 10
+
+
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     logits = random_logits(5, 6)
     tokens = torch.arange(6)
