@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
+
+TAKEN = "tokenrouter_statistics_seconds"
+"""Gauge of every model: when its numbers were taken, in seconds of the host's monotonic clock. Published last."""
+
+_POLL_S = 0.02
 
 Labels = frozenset[tuple[str, str]]
 
@@ -64,3 +70,21 @@ def scrape(url: str) -> Scrape:
     return Scrape(
         {(sample.name.removesuffix("_total"), frozenset(sample.labels.items())): sample.value for sample in samples}
     )
+
+
+def fresh_scrape(url: str, model: str, *, patience_s: float = 5.0) -> Scrape:
+    """A scrape just after a model has published its numbers, which it does four times a second while it works.
+
+    So all numbers of this model belong to one moment, the value of its gauge `TAKEN`.
+
+    Raises:
+        TimeoutError: it publishes nothing, so it does nothing.
+    """
+    last = scrape(url).value(TAKEN, model=model)
+    until = time.monotonic() + patience_s
+    while time.monotonic() < until:
+        time.sleep(_POLL_S)
+        page = scrape(url)
+        if page.value(TAKEN, model=model) != last:
+            return page
+    raise TimeoutError(f"{url}: model {model!r} has published nothing for {patience_s:g} s; is there load?")

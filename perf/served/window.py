@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psutil
 
-from tools.metrics import Scrape, scrape
+from tools.metrics import TAKEN, Scrape, fresh_scrape
 from tools.tritonserver import TritonServer
 
 ENTRY = "tokenrouter"
-_POLL_S = 0.02
-_PATIENCE_S = 5.0
-_TAKEN = "tokenrouter_statistics_seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +60,7 @@ def mark(server: TritonServer) -> Mark:
     Raises:
         TimeoutError: it publishes nothing new, so nothing happens there.
     """
-    last = scrape(server.metrics_url).value(_TAKEN, model=ENTRY)
-    until = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until:
-        time.sleep(_POLL_S)
-        metrics = scrape(server.metrics_url)
-        if metrics.value(_TAKEN, model=ENTRY) != last:
-            return Mark(metrics, cpu_seconds(server))
-    raise TimeoutError(f"the entry model has published nothing for {_PATIENCE_S:g} s; is there load?")
+    return Mark(fresh_scrape(server.metrics_url, ENTRY), cpu_seconds(server))
 
 
 def cpu_seconds(server: TritonServer) -> dict[str, float]:
@@ -84,7 +73,7 @@ def cpu_seconds(server: TritonServer) -> dict[str, float]:
 def between(start: Mark, end: Mark, models: Sequence[str]) -> Window:
     """What happened between two marks."""
     delta = end.metrics.since(start.metrics)
-    seconds = delta.value(_TAKEN, model=ENTRY)
+    seconds = delta.value(TAKEN, model=ENTRY)
     tokens = delta.value("tokenrouter_tokens", model=ENTRY)
     busy = {name: delta.value("tokenrouter_step_seconds_sum", model=name) for name in models}
     return Window(
@@ -94,7 +83,7 @@ def between(start: Mark, end: Mark, models: Sequence[str]) -> Window:
         mean_batch={name: _mean(delta, "tokenrouter_batch_size", name) for name in models},
         mean_step_ms={name: 1e3 * _mean(delta, "tokenrouter_step_seconds", name) for name in models},
         mean_wait_ms={name: 1e3 * _mean(delta, "tokenrouter_ready_wait_seconds", name) for name in models},
-        utilisation={name: busy[name] / delta.value(_TAKEN, model=name) for name in models},
+        utilisation={name: busy[name] / delta.value(TAKEN, model=name) for name in models},
         reasons={name: _shares(delta, "tokenrouter_steps_by_reason", "reason", name) for name in models},
         mean_handoff_ms={name: 1e3 * _mean(delta, "tokenrouter_handoff_seconds", name) for name in models},
         leaving={name: _leaving(delta, name) for name in models},
