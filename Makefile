@@ -5,13 +5,14 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 MODEL_REPOSITORY ?= model_repository
 PIP_ARGS ?=
+TUNE_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := requirements/serve.lock requirements/test.lock
 STAMP := $(VENV)/.installed
 CODE := backends tools perf tests
 
-.PHONY: help venv serve test unit integration check format demo-models clean
+.PHONY: help venv serve tune test unit integration check format demo-models clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14

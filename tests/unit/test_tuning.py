@@ -1,0 +1,99 @@
+"""What the tuner reads of a repository, and where it works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perf.emulated import write_emulated_repository
+from tools.dtmc.apply import QueueFields, plan_edits, write_edits
+from tools.dtmc.errors import RepositoryError
+from tools.dtmc.profile import parse_profile
+from tools.metrics import TAKEN, Scrape
+from tools.tune import Row, table_of
+from tools.tuning import predicted, rate, read_repository, working_copy
+
+PROFILE = parse_profile(
+    """
+    models: {small: {step_ms: 6.0}, large: {step_ms: 27.9}}
+    entry: small
+    routing: {small: {small: 0.65, large: 0.35}, large: {small: 1.0}}
+    commit: {small: {small: 1}, large: {small: 1}}
+    """
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return write_emulated_repository(
+        tmp_path / "repository", step_ms={"small": 1.0, "large": 2.0}, entry={"policy": "random"}
+    )
+
+
+def test_the_entry_and_its_models_are_found(repository: Path) -> None:
+    found = read_repository(repository)
+    assert found.entry == "tokenrouter"
+    assert list(found.policies) == ["small", "large"]
+    assert found.thresholds(8, ["small", "large"]) == {"small": 1, "large": 1}
+
+
+def test_applied_thresholds_are_read_back(repository: Path) -> None:
+    fields = {"large": QueueFields({1: 1, 2: 2, 8: 5}, 70_000)}
+    write_edits(plan_edits(repository, fields))
+    found = read_repository(repository)
+    assert [found.thresholds(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [pytest.param("other", "no entry model 'other'; there is tokenrouter", id="wrong-name")],
+)
+def test_a_wrong_entry_is_named(repository: Path, entry: str, message: str) -> None:
+    with pytest.raises(RepositoryError, match=message):
+        read_repository(repository, entry)
+
+
+def test_a_repository_without_entry_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="entry models: none; name one with --entry"):
+        read_repository(tmp_path)
+    with pytest.raises(RepositoryError, match="no such folder"), working_copy(tmp_path / "gone", in_place=False):
+        pass
+
+
+def test_the_copy_goes_away_and_the_repository_stays_as_it_was(repository: Path) -> None:
+    before = (repository / "large" / "config.pbtxt").read_text()
+    with working_copy(repository, in_place=False) as folder:
+        assert folder != repository
+        (folder / "large" / "config.pbtxt").write_text("changed")
+    assert not folder.exists()
+    assert (repository / "large" / "config.pbtxt").read_text() == before
+    with working_copy(repository, in_place=True) as folder:
+        assert folder == repository
+
+
+def test_the_rate_is_by_the_time_at_which_the_numbers_were_taken() -> None:
+    def page(tokens: float, taken_s: float, other_s: float) -> Scrape:
+        return Scrape(
+            {
+                ("tokenrouter_tokens", frozenset({("model", "a"), ("writer", "small")})): tokens,
+                ("tokenrouter_tokens", frozenset({("model", "a"), ("writer", "large")})): tokens,
+                (TAKEN, frozenset({("model", "a")})): taken_s,
+                (TAKEN, frozenset({("model", "small")})): other_s,
+            }
+        )
+
+    assert rate(page(10, 100.0, 7.0), page(60, 104.0, 9.0), "a") == 25.0
+
+
+def test_the_prediction_is_left_out_where_thresholds_would_deadlock() -> None:
+    assert predicted(PROFILE, 4, {"small": 1, "large": 3}) == pytest.approx(207.95, abs=0.01)
+    assert predicted(PROFILE, 2, {"small": 1, "large": 3}) is None
+
+
+def test_the_table_has_a_line_per_number_in_flight() -> None:
+    rows = [
+        Row(1, ({"small": 1, "large": 1}, {"small": 1, "large": 1}), (60.0, 60.0), (63.4, 63.4)),
+        Row(4, ({"small": 1, "large": 1}, {"small": 1, "large": 3}), (180.0, 200.0), (None, 208.0)),
+    ]
+    assert table_of(rows).row_count == 2
