@@ -364,6 +364,32 @@ def test_a_stranded_request_fails_after_the_limit_and_names_the_model() -> None:
     cluster.assert_conserved()
 
 
+def test_what_a_lost_model_said_last_comes_too_late_once_it_is_gone() -> None:
+    cluster = Cluster()
+    key = cluster.submit(request(PROMPT, policy=spec("single")))
+    cluster.deliver_all()
+    cluster.kill("small")
+    late = Report(0, [ReportRow(key, 1, Outcome.STAY, [99])])
+    cluster.orchestrator.receive("small", late, now_ns=cluster.now_ns)
+    assert cluster.orchestrator.statistics.stale_messages == 1
+    cluster.connect("small")
+    cluster.run()
+    assert cluster.result(key).tokens == [*PROMPT, END_ID]
+
+
+def test_a_waiting_request_gives_a_lost_model_the_whole_limit_to_come_back() -> None:
+    cluster = Cluster(max_inflight=1, connect_timeout_ns=500 * MS)
+    cluster.submit(request(PROMPT, policy=spec("single")))
+    waiting = cluster.submit(request(PROMPT, policy=spec("single", model="large")))
+    cluster.tick(at_ns=cluster.now_ns + 10_000 * MS)
+    cluster.kill("large")
+    lost_ns = cluster.now_ns
+    cluster.tick(at_ns=lost_ns + 500 * MS - 1)
+    assert waiting in cluster.keys()  # noqa: SIM118
+    cluster.tick(at_ns=lost_ns + 500 * MS)
+    assert isinstance(cluster.error(waiting), ModelUnavailable)
+
+
 def test_a_hand_off_to_an_absent_model_waits_for_it() -> None:
     cluster = Cluster()
     key = cluster.submit(request(PROMPT))
