@@ -5,7 +5,10 @@ committed tokens per second, from the server's own counter, with the exact chain
 
     python -m perf.serving --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --inflight 2 4 8 16
 
-Everything is *emulated*: the step times are the profile's. What is measured is what the server adds to them.
+Everything is *emulated*: the step times are the profile's. What is measured is what the server adds to them. Without
+--whole-step the engine's part alone takes the profile's time, and sampling and routing come on top. With it, engines
+are faster by what those add (measured first), so that whole steps take the profile's time, as in a profile that
+`tools.profile` measured; what is left are hand-offs and the time between steps.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from rich.table import Table
 
 from perf.served.deployment import Thresholds
 from perf.served.result import Result, predict, rows, to_csv
-from perf.served.run import Plan, measure, serving
+from perf.served.run import Plan, measure, serving, work_around_engines
 from perf.served.settings import Best, setting, tuned_for
 from perf.simulation import throughput
 from tools.dtmc.errors import DtmcError
@@ -39,10 +42,11 @@ def compare(
     plan: Plan,
     best: Best,
     simulated: bool,
+    around_ms: dict[str, float],
     report: LateProgress,
 ) -> Iterator[Result]:
     """Starts one server with these thresholds and measures every number in flight."""
-    with serving(profile, thresholds, policy=policy, most_in_flight=max(in_flight)) as server:
+    with serving(profile, thresholds, policy=policy, most_in_flight=max(in_flight), around_ms=around_ms) as server:
         for done, n in enumerate(in_flight):
             share = done / len(in_flight)
             name = f"{thresholds.label}, {n} in flight"
@@ -95,6 +99,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--repeats", type=int, default=3, help="windows; the median is reported")
     parse.add_argument("--warm-up", type=float, default=2.0, help="seconds before the first window")
     parse.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True, help="clients get every token")
+    parse.add_argument("--whole-step", action="store_true", help="the profile's times are those of whole steps")
     parse.add_argument("--simulate", action="store_true", help="add the simulator's throughput")
     parse.add_argument("--seed", type=int, default=1, help="of the responses")
     parse.add_argument("--json", action="store_true", help="print JSON")
@@ -116,10 +121,15 @@ def main(arguments: list[str] | None = None) -> None:
             best = Best(profile, report)
             settings = [setting(name, args.inflight, best) for name in args.thresholds]
             settings += tuned_for(args.tuned_for, best) if args.tuned_for else []
+            around_ms: dict[str, float] = {}
+            if args.whole_step:
+                around_ms = work_around_engines(
+                    profile, args.inflight, plan, policy=args.policy, report=lambda stage: report("calibrating", 0.0)
+                )
             for thresholds in settings:
                 results += compare(
                     profile, thresholds, args.inflight, policy=args.policy, plan=plan, best=best,
-                    simulated=args.simulate, report=report,
+                    simulated=args.simulate, around_ms=around_ms, report=report,
                 )  # fmt: skip
     except (DtmcError, LaunchError, RuntimeError, TimeoutError) as exc:
         sys.exit(f"error: {exc}")

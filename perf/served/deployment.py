@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,13 @@ class Thresholds:
 
 
 def write_profile_repository(
-    folder: Path, profile: Profile, *, thresholds: Thresholds, policy: str, most_in_flight: int
+    folder: Path,
+    profile: Profile,
+    *,
+    thresholds: Thresholds,
+    policy: str,
+    most_in_flight: int,
+    around_ms: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes emulated models with the profile's step times.
 
@@ -44,6 +51,8 @@ def write_profile_repository(
         thresholds: of delayed batching.
         policy: ``markov`` takes the profile's matrices; ``random`` their probability of leaving the first model.
         most_in_flight: largest number in flight that will be measured; the delay bound is made for it.
+        around_ms: by model, what the server's own work adds to the engine's part of a step. The engines are that much
+            faster, so that whole steps take the profile's time.
 
     Returns:
         The folder.
@@ -53,7 +62,10 @@ def write_profile_repository(
     """
     return write_emulated_repository(
         folder,
-        step_ms={name: step_table(model, most_in_flight) for name, model in profile.models.items()},
+        step_ms={
+            name: engine_times(model, most_in_flight, (around_ms or {}).get(name, 0.0))
+            for name, model in profile.models.items()
+        },
         entry={
             "policy": policy,
             "policy_params": policy_params(profile, policy),
@@ -66,11 +78,11 @@ def write_profile_repository(
     )
 
 
-def step_table(model: ModelProfile, largest: int) -> float | dict[int, float]:
-    """Step times at every batch size, because engine and profile differ in how they continue a table."""
+def engine_times(model: ModelProfile, largest: int, around_ms: float) -> float | dict[int, float]:
+    """Engine time of a step, at every batch size because engine and profile differ in how they continue a table."""
     if isinstance(model.step_ms, float):
-        return model.step_ms
-    return {batch: model.step_time_ms(batch) for batch in range(1, largest + 1)}
+        return max(0.0, model.step_ms - around_ms)
+    return {batch: max(0.0, model.step_time_ms(batch) - around_ms) for batch in range(1, largest + 1)}
 
 
 def policy_params(profile: Profile, policy: str) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from perf.served.window import Window
@@ -26,6 +26,7 @@ class Result:
         chain: prediction for these thresholds, or None where it does not apply.
         limit: tokens per second of the chain with its best thresholds.
         simulated: tokens per second of the simulator, or None.
+        around_ms: by how much engines were faster, so that whole steps take the profile's time; empty if not at all.
     """
 
     label: str
@@ -35,6 +36,7 @@ class Result:
     chain: Solution | None
     limit: float
     simulated: float | None = None
+    around_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,6 +85,7 @@ def rows(results: Sequence[Result]) -> list[dict[str, object]]:
     for result in results:
         row: dict[str, object] = {
             "kind": "emulated",
+            "profile_times_are_of": "whole steps" if result.around_ms else "engines",
             "in_flight": result.in_flight,
             "setting": result.label,
             "thresholds": " ".join(f"{name}={b}" for name, b in result.thresholds.items()),
@@ -96,8 +99,9 @@ def rows(results: Sequence[Result]) -> list[dict[str, object]]:
             "limit_tokens_per_second": round(result.limit, 2),
             "efficiency": round(result.efficiency, 4),
         }
-        for field in ("mean_batch", "mean_step_ms", "mean_wait_ms", "utilisation", "mean_handoff_ms", "leaving"):
-            row |= {f"{field}.{name}": round(value, 4) for name, value in result.middle(field).items()}
+        for measure in ("mean_batch", "mean_step_ms", "mean_wait_ms", "utilisation", "mean_handoff_ms", "leaving"):
+            row |= {f"{measure}.{name}": round(value, 4) for name, value in result.middle(measure).items()}
+        row |= {f"around_ms.{name}": round(value, 4) for name, value in result.around_ms.items()}
         for name in result.thresholds:
             if result.chain is not None:
                 row[f"chain_mean_batch.{name}"] = round(result.chain.mean_batch[name], 4)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 from perf.load import Stream, request_bytes
 from perf.served.deployment import Thresholds, write_profile_repository
@@ -45,11 +46,23 @@ class Plan:
 
 
 @contextmanager
-def serving(profile: Profile, thresholds: Thresholds, *, policy: str, most_in_flight: int) -> Iterator[TritonServer]:
-    """A running server that emulates the profile."""
+def serving(
+    profile: Profile,
+    thresholds: Thresholds,
+    *,
+    policy: str,
+    most_in_flight: int,
+    around_ms: Mapping[str, float] | None = None,
+) -> Iterator[TritonServer]:
+    """A running server that emulates the profile; see `write_profile_repository`."""
     with tempfile.TemporaryDirectory(prefix="tokenrouter-perf-") as folder:
         repository = write_profile_repository(
-            Path(folder), profile, thresholds=thresholds, policy=policy, most_in_flight=most_in_flight
+            Path(folder),
+            profile,
+            thresholds=thresholds,
+            policy=policy,
+            most_in_flight=most_in_flight,
+            around_ms=around_ms,
         )
         with TritonServer(repository) as server:
             yield server
@@ -86,6 +99,24 @@ def measure(
         raise RuntimeError(f"{stream.arrivals.finished} responses ended early; {stream.arrivals.errors[:1]}")
     _wait_for(server, 0)
     return [between(start, end, models) for start, end in pairwise(marks)]
+
+
+def work_around_engines(
+    profile: Profile, in_flight: Sequence[int], plan: Plan, *, policy: str, report: Callable[[str], None]
+) -> dict[str, float]:
+    """By model, ms that sampling, routing and waking up add to the engine's part of a step; mean over windows.
+
+    Measured with eager thresholds at every number in flight, a quarter of the plan's window each.
+    """
+    short = replace(plan, seconds=max(1.0, plan.seconds / 4), repeats=1)
+    added: dict[str, list[float]] = {name: [] for name in profile.names}
+    with serving(profile, Thresholds("eager"), policy=policy, most_in_flight=max(in_flight)) as server:
+        for n in in_flight:
+            (window,) = measure(server, profile.names, n, short, report)
+            for name, model in profile.models.items():
+                batch = max(1, round(window.mean_batch[name]))
+                added[name].append(window.mean_step_ms[name] - model.step_time_ms(batch))
+    return {name: max(0.0, fmean(values)) for name, values in added.items()}
 
 
 def _wait_for(server: TritonServer, in_flight: int) -> None:
