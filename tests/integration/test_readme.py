@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -52,11 +53,21 @@ def server() -> Iterator[TritonServer]:
 
 
 def _comparable(output: str) -> str:
-    """Without what differs from run to run: speeds, times, random seeds, and white space at line ends."""
+    """Without what differs from run to run: speeds, times, seeds, how a stream is cut, white space at line ends."""
+    if output.startswith("data: "):
+        return _joined(output)
     output = re.sub(r"[\d.]+ tokens/s", "N tokens/s", output)
     output = re.sub(r"first token \d+ ms", "first token N ms", output)
     output = re.sub(r"seed\W+\d+", "seed N", output)
     return "\n".join(line.rstrip() for line in output.strip().splitlines())
+
+
+def _joined(stream: str) -> str:
+    """Text, number of tokens and end of a stream; tokens that wait to be sent travel in one event."""
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line]
+    ids = [event["output_ids"] for event in events]
+    count = sum(len(some) if isinstance(some, list) else 1 for some in ids)
+    return f"{''.join(event['text_output'] for event in events)!r} {count} {events[-1]['finish_reason']}"
 
 
 def _run(example: Example, server: TritonServer) -> str:

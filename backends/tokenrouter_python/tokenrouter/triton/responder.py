@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -44,8 +44,7 @@ class Responder(Generic[S]):
     def __init__(self, name: str, on_cancelled: Callable[[S], None]) -> None:
         self._on_cancelled = on_cancelled
         self._pending: OrderedDict[S, Update] = OrderedDict()
-        self._watched: deque[S] = deque()
-        self._over: set[S] = set()
+        self._watched: OrderedDict[S, None] = OrderedDict()
         self._next_poll = 0.0
         self._stopping = False
         self._changed = threading.Condition()
@@ -55,7 +54,7 @@ class Responder(Generic[S]):
     def watch(self, sender: S) -> None:
         """Asks from now on whether the client went away."""
         with self._changed:
-            self._watched.append(sender)
+            self._watched[sender] = None
             self._changed.notify()
 
     def put(self, sender: S, update: Update) -> None:
@@ -83,34 +82,31 @@ class Responder(Generic[S]):
                 item = self._pending.popitem(last=False) if self._pending else None
                 if item is None and self._stopping:
                     return
-                suspect = self._take_suspect()
             if item is not None:
                 self._send(*item)
-            if suspect is not None and suspect.cancelled():
-                self._over.add(suspect)
-                self._on_cancelled(suspect)
+            self._ask()
 
     def _send(self, sender: S, update: Update) -> None:
         sender.send(update)
         if update.final:
-            self._over.add(sender)
+            with self._changed:
+                self._watched.pop(sender, None)
+
+    def _ask(self) -> None:
+        """Asks about the next sender in turn. Never about one that is over: Triton has freed what it would look at."""
+        with self._changed:
+            if not self._poll_due():
+                return
+            suspect = next(iter(self._watched))
+            self._watched.move_to_end(suspect)
+            self._next_poll = time.monotonic() + _CANCEL_POLL_S / len(self._watched)
+        if suspect.cancelled():
+            with self._changed:
+                self._watched.pop(suspect, None)
+            self._on_cancelled(suspect)
 
     def _poll_due(self) -> bool:
         return bool(self._watched) and time.monotonic() >= self._next_poll
 
     def _patience_s(self) -> float | None:
         return max(0.0, self._next_poll - time.monotonic()) if self._watched else None
-
-    def _take_suspect(self) -> S | None:
-        """The next sender to ask about, in turn; those that are over drop out."""
-        if not self._poll_due():
-            return None
-        while self._watched:
-            sender = self._watched.popleft()
-            if sender in self._over:
-                self._over.discard(sender)
-                continue
-            self._watched.append(sender)
-            self._next_poll = time.monotonic() + _CANCEL_POLL_S / len(self._watched)
-            return sender
-        return None
