@@ -1,4 +1,4 @@
-"""Model repositories for tests of the launcher (Triton's plain `python` backend, nothing of ours), and shared servers."""
+"""Shared servers; model repositories for tests of the launcher (Triton's plain `python` backend, nothing of ours)."""
 
 from __future__ import annotations
 

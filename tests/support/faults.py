@@ -9,7 +9,9 @@ from tokenrouter.engines.base import EngineRow, StepResult
 from tokenrouter.engines.emulated import EmulatedEngine
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
 
-POISON = ord("~")
+POISON = "~~~~"
+# Ids follow the order of the byte alphabet, which begins with "!".
+_POISON_IDS = [ord(letter) - ord("!") for letter in POISON]
 
 
 class Alternating(Policy):
@@ -39,7 +41,7 @@ class RaisesAt(Alternating):
 
 
 class BreaksEngine(Alternating):
-    """The engine of every model that runs this policy raises from then on when a sequence reaches `POISON`."""
+    """The engine of every model that runs this policy raises from then on when a sequence ends with `POISON`."""
 
     name = "breaks_engine"
 
@@ -53,6 +55,7 @@ _healthy_step = EmulatedEngine.step
 
 
 def _poisoned_step(self: Any, rows: Sequence[EngineRow]) -> StepResult:
-    if any(len(row.tokens) == 1 and row.tokens[0] == POISON for row in rows):
-        raise RuntimeError("poisoned")
+    for row in rows:
+        if [*self._open[row.handle].tokens, *row.tokens][-len(POISON) :] == _POISON_IDS:
+            raise RuntimeError("poisoned")
     return _healthy_step(self, rows)

@@ -27,6 +27,8 @@ from tools.tritonserver import TritonServer
 T = TypeVar("T")
 
 PATIENCE_S = 30.0
+# Triton 2.51 gives every error that a model answers on /generate this status; gRPC carries the error's own code.
+RESPONSE_ERROR = 400
 _POLL_S = 0.01
 
 

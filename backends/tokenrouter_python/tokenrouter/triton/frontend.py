@@ -13,7 +13,7 @@ from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator import Orchestrator, Update
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import Input, read_inputs
+from tokenrouter.triton.tensors import Input, check_parameters, read_inputs
 
 
 class Frontend:
@@ -62,6 +62,7 @@ class Frontend:
         assert self._loop is not None
         reply = TritonReply(request, self._outputs, self._responder)
         try:
+            check_parameters(request.parameters(), self._inputs)
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             fields, call = read_inputs(tensors, self._inputs)
             built = self._entry.builder.build(fields, timeout_ns=self._timeout_ns(request))

@@ -7,8 +7,10 @@ these.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -165,6 +167,23 @@ def read_inputs(
                 f"{name} is {value!r}, but another name of {declared.field} says {target[declared.field]!r}"
             )
     return RequestFields(**request), CallFields(**call)
+
+
+def check_parameters(parameters: str, table: Mapping[str, Input]) -> None:
+    """Refuses custom request parameters; Triton makes one of every JSON key of /generate that names no tensor.
+
+    Args:
+        parameters: JSON object as Triton gives it; its own parameters, such as `timeout`, are not in it.
+        table: what the model declares.
+
+    Raises:
+        InvalidRequest: names the parameter and what it may have been meant for.
+    """
+    for name in json.loads(parameters or "{}"):
+        if not name.startswith("triton_"):
+            close = get_close_matches(name, table, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(table)}"
+            raise InvalidRequest(f"unknown field {name!r}; {hint}")
 
 
 def _row(name: str, array: npt.NDArray[Any]) -> list[Any]:
