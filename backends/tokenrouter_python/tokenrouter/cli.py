@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,9 +14,6 @@ from rich.style import Style
 from rich.text import Text
 
 from tokenrouter.errors import RouterError
-
-if TYPE_CHECKING:
-    from tokenrouter.orchestrator import Result
 
 _STYLES = ("green", "magenta", "cyan", "yellow", "blue", "red")
 
@@ -84,20 +81,10 @@ def _offline(repository: Path, model: str, prompt: str, fields: dict[str, Any]) 
         with router:
             for update in router.stream(prompt, **fields):
                 writer = update.runs[-1].model if update.runs else writer
-                totals = None if update.result is None else _totals(update.result)
+                totals = None if update.result is None else update.result.totals()
                 yield update.text, writer, len(update.tokens), totals
 
     return pieces()
-
-
-def _totals(result: Result) -> dict[str, Any]:
-    return {
-        "tokens": result.tokens_by_model,
-        "handoffs": result.handoffs,
-        "policy": result.policy,
-        "seed": result.seed,
-        "emulated": result.emulated,
-    }
 
 
 def _print(pieces: Iterator[Piece], *, stream: bool) -> None:

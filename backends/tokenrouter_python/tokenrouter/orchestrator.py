@@ -114,6 +114,16 @@ class Result:
     first_token_ns: int
     last_token_ns: int
 
+    def totals(self) -> dict[str, Any]:
+        """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, maybe `emulated`."""
+        totals: dict[str, Any] = {
+            "tokens": self.tokens_by_model,
+            "handoffs": self.handoffs,
+            "policy": self.policy,
+            "seed": self.seed,
+        }
+        return {**totals, "emulated": True} if self.emulated else totals
+
 
 @dataclass(slots=True)
 class Update:

@@ -124,12 +124,7 @@ def routing_json(runs: Sequence[Run], result: Result | None) -> str:
     """Who wrote what: runs of this response, and with the last one the totals."""
     routing: dict[str, Any] = {"runs": [{"model": run.model, "start": run.start, "end": run.end} for run in runs]}
     if result is not None:
-        routing["tokens"] = result.tokens_by_model
-        routing["handoffs"] = result.handoffs
-        routing["policy"] = result.policy
-        routing["seed"] = result.seed
-        if result.emulated:
-            routing["emulated"] = True
+        routing.update(result.totals())
     return json.dumps(routing)
 
 
