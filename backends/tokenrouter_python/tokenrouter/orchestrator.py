@@ -115,7 +115,7 @@ class Result:
     last_token_ns: int
 
     def totals(self) -> dict[str, Any]:
-        """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, maybe `emulated`."""
+        """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, `emulated`."""
         totals: dict[str, Any] = {
             "tokens": self.tokens_by_model,
             "handoffs": self.handoffs,
