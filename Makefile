@@ -12,7 +12,7 @@ LOCKS := requirements/serve.lock requirements/test.lock
 STAMP := $(VENV)/.installed
 CODE := backends tools perf tests
 
-.PHONY: help venv serve tune test unit integration check format demo-models clean
+.PHONY: help venv serve tune test unit integration check format demo-models demo-routers clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -52,6 +52,9 @@ format: venv ## Format the code
 
 demo-models: venv ## Train the demo models again (up to an hour)
 	$(BIN)/python -m tools.demo_models train --output model_repository
+
+demo-routers: venv ## Train the demo pair's routers again (about five minutes)
+	$(BIN)/python -m tools.train_router demo
 
 clean: ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

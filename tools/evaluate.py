@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import Problem, check, load_problems
 
+_NEXT_KEY = re.compile(r",(?=\w+=)")
 DEFAULT_POLICIES = ("rstitch:threshold=0.02", "rstitch:threshold=0.05", "rstitch:threshold=0.1", "random:p=0.3")
 
 
@@ -71,9 +73,9 @@ Generate = Callable[[Sequence[Problem], Setting, Callable[[int], None]], list[An
 
 
 def parse_setting(text: str) -> Setting:
-    """`policy` or `policy:key=value,key=value`; values are JSON, or text if they are not."""
+    """`policy` or `policy:key=value,key=value`; values are JSON, or text if they are not. Lists may hold commas."""
     policy, _, rest = text.partition(":")
-    params = dict(item.split("=", 1) for item in rest.split(",") if item)
+    params = dict(item.split("=", 1) for item in _NEXT_KEY.split(rest) if item)
     return Setting(text, policy, {key: _value(value) for key, value in params.items()})
 
 

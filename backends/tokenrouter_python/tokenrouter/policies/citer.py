@@ -27,8 +27,8 @@ class Citer(LearnedOneToken):
     class Params(PolicyParams):
         """Knobs of `Citer`.
 
-        `checkpoint`: an official ``.pth`` file or our ``.safetensors``. `threshold`: in [0, 1], by default the file's,
-        else 0.95; the source's examples use 0.9 and 0.95, the TokenRouter paper 0.98.
+        `checkpoint`: an official ``.pth`` file or our ``.safetensors``; by default the deployment's own. `threshold`:
+        in [0, 1], by default the file's, else 0.95; the source's examples use 0.9 and 0.95, the TokenRouter paper 0.98.
         """
 
         checkpoint: str = ""
@@ -37,7 +37,7 @@ class Citer(LearnedOneToken):
     def check(self) -> None:
         """Refuses a threshold outside [0, 1], a missing checkpoint, and one outside of the deployment's folder."""
         super().check()
-        if not self.params.checkpoint:
+        if not self.checkpoint:
             raise InvalidRequest(
                 "policy_params.checkpoint is missing: citer needs a trained router (.pth, .safetensors)"
             )

@@ -36,11 +36,11 @@ class CoLLM(LearnedOneToken):
         """Knobs of `CoLLM`.
 
         `checkpoint`: the deferral row as a file (our ``.safetensors``, a tensor saved by torch.save, or the folder of
-        the fine-tuned model); "" = a logit column, the last one unless `deferral_id` names it (for logits that are
-        padded behind it). `threshold`: in [0, 1], by default the file's, else 0.5; the TokenRouter paper uses 0.15.
-        `vocab_size`: the small model samples ids below this; by default the deployment's tokenizer decides. `warmup`:
-        the threshold starts at 1 and reaches its value at position `warmup_tokens`. `mode`: only ``defer`` can be
-        served.
+        the fine-tuned model); by default the deployment's own, and if it has none, or `deferral_id` is given, a logit
+        column: the last one unless `deferral_id` names it (for logits that are padded behind it). `threshold`: in
+        [0, 1], by default the file's, else 0.5; the TokenRouter paper uses 0.15. `vocab_size`: the small model samples
+        ids below this; by default the deployment's tokenizer decides. `warmup`: the threshold starts at 1 and reaches
+        its value at position `warmup_tokens`. `mode`: only ``defer`` can be served.
         """
 
         checkpoint: str = ""
@@ -73,7 +73,7 @@ class CoLLM(LearnedOneToken):
 
     def uses_checkpoint(self) -> bool:
         """Whether the row is a file, rather than a logit column."""
-        return bool(self.params.checkpoint)
+        return bool(self.checkpoint) and self.params.deferral_id is None
 
     @staticmethod
     def load(path: Path, device: str) -> DeferralRow:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import Destinations, Handoff, Policy, RouteBatch, Row, Visit
-from tokenrouter.policies.checkpoints import cached, confined, resolve
+from tokenrouter.policies.checkpoints import cached, confined, default_checkpoint, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,13 +44,17 @@ class LearnedOneToken(OneToken):
 
     Params need `checkpoint: str` and `threshold: float | None`. What `load` returns has `hidden_size` (H, or None if
     hidden states are not used) and `origin` (the file, for error texts).
+
+    Attributes:
+        checkpoint: the parameters' file, else the deployment's own for this policy, else "".
     """
 
     default_threshold: ClassVar[float]
 
     def check(self) -> None:
         """Refuses thresholds outside [0, 1] (NaN is outside), and paths out of the deployment's folder."""
-        confined(self.context, self.params.checkpoint)
+        self.checkpoint: str = self.params.checkpoint or default_checkpoint(self.context, self.name)
+        confined(self.context, self.checkpoint)
         self._networks: dict[str, Any] = {}
         check_unit("threshold", self.params.threshold)
 
@@ -78,7 +82,7 @@ class LearnedOneToken(OneToken):
         """
         found = self._networks.get(device)
         if found is None:
-            found = cached(type(self).load, resolve(self.context, self.params.checkpoint), device)
+            found = cached(type(self).load, resolve(self.context, self.checkpoint), device)
             self._networks[device] = found
         return found
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import Destinations, EntryRequest, Policy, PolicyParams, RouteBatch
-from tokenrouter.policies.checkpoints import cached, confined, resolve
+from tokenrouter.policies.checkpoints import cached, confined, default_checkpoint, resolve
 from tokenrouter.policies.one_token import check_unit
 from tokenrouter.rng import Stream, draw
 
@@ -35,10 +35,11 @@ class QueryLevel(Policy):
     class Params(PolicyParams):
         """Knobs of `QueryLevel`.
 
-        `checkpoint`: a text file of patterns, one a line (`regex`), a ``.safetensors`` file (`classifier`), or a
-        Hugging Face folder (`bert`). Patterns come from a file, because a client's own could stall the server.
-        `threshold`: in [0, 1], n - 1 rising ones for n models; by default the file's, else k / n. `message_start` and
-        `message_end`: what encloses the last message in the prompt; the whole prompt counts if the first is not found.
+        `checkpoint`: a text file of patterns, one a line (`regex`), a ``.safetensors`` file (`classifier`, by default
+        the deployment's own), or a Hugging Face folder (`bert`). Patterns come from a file, because a client's own
+        could stall the server. `threshold`: in [0, 1], n - 1 rising ones for n models; by default the file's, else
+        k / n. `message_start` and `message_end`: what encloses the last message in the prompt; the whole prompt counts
+        if the first is not found.
         """
 
         router: Literal["length", "regex", "classifier", "bert", "random"] = "length"
@@ -55,10 +56,13 @@ class QueryLevel(Policy):
             raise ConfigError(f"policy 'query_level' chooses between models; this deployment has only {self.models[0]}")
         if self.params.threshold is not None:
             self._thresholds(self.params.threshold)
-        if (self.params.router in ("regex", "classifier", "bert")) != bool(self.params.checkpoint):
-            needs = "has no use for a" if self.params.checkpoint else "needs a"
+        self._checkpoint = self.params.checkpoint
+        if self.params.router == "classifier":
+            self._checkpoint = self._checkpoint or default_checkpoint(self.context, self.name)
+        if (self.params.router in ("regex", "classifier", "bert")) != bool(self._checkpoint):
+            needs = "has no use for a" if self._checkpoint else "needs a"
             raise InvalidRequest(f"policy_params.router {self.params.router!r} {needs} checkpoint")
-        confined(self.context, self.params.checkpoint)
+        confined(self.context, self._checkpoint)
 
     def _thresholds(self, given: float | Sequence[float]) -> tuple[float, ...]:
         values = (given,) if isinstance(given, (int, float)) else tuple(given)
@@ -78,10 +82,10 @@ class QueryLevel(Policy):
 
     def _router(self) -> WinRate | None:
         """What is read from the checkpoint, or None if the router needs none."""
-        if self.params.checkpoint and self._loaded is None:
+        if self._checkpoint and self._loaded is None:
             from tokenrouter.policies.checkpoints import win_rate
 
-            path = resolve(self.context, self.params.checkpoint)
+            path = resolve(self.context, self._checkpoint)
             self._loaded = cached(win_rate.LOADERS[self.params.router], path, "cpu")
         return self._loaded
 

@@ -37,8 +37,9 @@ class R2R(LearnedOneToken):
     class Params(PolicyParams):
         """Knobs of `R2R`.
 
-        `checkpoint`: an official ``.pt`` file or our ``.safetensors``, for `strategy: neural`. `threshold`: of p, in
-        [0, 1]; by default the file's, else 0.5. The other thresholds are for `entropy` (nats) and `immediate`.
+        `checkpoint`: an official ``.pt`` file or our ``.safetensors``, for `strategy: neural`; by default the
+        deployment's own. `threshold`: of p, in [0, 1]; by default the file's, else 0.5. The other thresholds are for
+        `entropy` (nats) and `immediate`.
         """
 
         checkpoint: str = ""
@@ -52,7 +53,7 @@ class R2R(LearnedOneToken):
         """Refuses a threshold outside [0, 1], a missing checkpoint, and knobs of another strategy."""
         super().check()
         params = self.params
-        if params.strategy == "neural" and not params.checkpoint:
+        if params.strategy == "neural" and not self.checkpoint:
             raise InvalidRequest(
                 "policy_params.checkpoint is missing: r2r needs a trained router (.pt or .safetensors)"
             )

@@ -16,7 +16,27 @@ from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.checkpoints.native import KINDS, RouterFile, is_native, load_router, save_router
 
-__all__ = ["KINDS", "RouterFile", "cached", "confined", "is_native", "load_router", "resolve", "save_router"]
+__all__ = [
+    "DEFAULT_FOLDER",
+    "KINDS",
+    "RouterFile",
+    "cached",
+    "confined",
+    "default_checkpoint",
+    "is_native",
+    "load_router",
+    "resolve",
+    "save_router",
+]
+
+# Where a policy's router is found if parameters name none: DEFAULT_FOLDER/<policy>.safetensors.
+DEFAULT_FOLDER = "tokenrouter/1/routers"
+
+
+def default_checkpoint(context: PolicyContext, policy: str) -> str:
+    """The router file that a deployment brings along for a policy, as a path for `confined`; "" if there is none."""
+    path = f"{DEFAULT_FOLDER}/{policy}.safetensors"
+    return path if context.directory is not None and os.path.isfile(os.path.join(context.directory, path)) else ""
 
 
 def confined(context: PolicyContext, path: str) -> str:

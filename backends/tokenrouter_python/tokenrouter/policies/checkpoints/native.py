@@ -72,6 +72,8 @@ def save_router(router: RouterFile, path: Path) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         _save(router.tensors, partial, metadata)
+        # safetensors makes the file private to its owner; a server usually runs as somebody else.
+        partial.chmod(0o644)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
