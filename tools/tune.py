@@ -101,7 +101,7 @@ def tune(folder: Path, entry: str | None, options: Options, profile_out: Path, r
 
 
 def table_of(rows: list[Row]) -> Table:
-    """What is printed."""
+    """What is printed. Where the thresholds are the same, the ratio shows how far two measurements differ anyway."""
     names = list(rows[0].thresholds[0])
     columns = [f"B {name}" for name in names]
     table = Table(
@@ -114,7 +114,7 @@ def table_of(rows: list[Row]) -> Table:
             *(str(thresholds[name]) for thresholds in row.thresholds for name in names),
             f"{before:.1f}",
             f"{after:.1f}",
-            f"{after / before:.3f}x",
+            f"{after / before:.3f}x" + (" (noise)" if row.thresholds[0] == row.thresholds[1] else ""),
             "-" if old is None or new is None else f"{new / old:.3f}x",
         )
     return table
