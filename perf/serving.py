@@ -84,6 +84,25 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
+def details_of(results: list[Result]) -> Table:
+    """What stands behind it: waits and hand-offs in ms, why steps started, CPU seconds per 1,000 tokens by process."""
+    names, processes = list(results[0].thresholds), list(results[0].middle("cpu_s_per_1000_tokens"))
+    columns = [*(f"wait {n}" for n in names), *(f"hand-off {n}" for n in names), *(f"started {n}" for n in names)]
+    table = Table("n", "setting", *columns, *(f"CPU {process}" for process in processes))
+    for result in results:
+        wait, handoff = result.middle("mean_wait_ms"), result.middle("mean_handoff_ms")
+        cpu = result.middle("cpu_s_per_1000_tokens")
+        table.add_row(
+            str(result.in_flight),
+            result.label,
+            *(f"{wait[name]:.2f}" for name in names),
+            *(f"{handoff[name]:.2f}" for name in names),
+            *(", ".join(f"{why} {share:.0%}" for why, share in result.reasons(name).items()) for name in names),
+            *(f"{cpu[process]:.2f}" for process in processes),
+        )
+    return table
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parse = argparse.ArgumentParser(prog="python -m perf.serving", description=(__doc__ or "").partition("\n\n")[2])
@@ -140,7 +159,9 @@ def main(arguments: list[str] | None = None) -> None:
     if args.json:
         print(json.dumps(table, indent=2))
     else:
-        Console(width=150 if not sys.stdout.isatty() else None).print(table_of(results))
+        console = Console(width=None if sys.stdout.isatty() else 170)
+        console.print(table_of(results))
+        console.print(details_of(results))
 
 
 if __name__ == "__main__":
