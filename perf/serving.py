@@ -58,7 +58,8 @@ def compare(
             chain = predict(profile, n, chosen)
             windows = measure(server, profile.names, n, plan, progress)
             simulation = throughput(profile, n, chosen) if simulated and chain is not None else None
-            yield Result(thresholds.label, n, chosen, tuple(windows), chain, best.at(n).tokens_per_second, simulation)
+            limit = best.at(n).tokens_per_second
+            yield Result(thresholds.label, n, chosen, tuple(windows), chain, limit, simulation, around_ms)
 
 
 def table_of(results: list[Result]) -> Table:
