@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -199,11 +200,14 @@ def plot(points: Sequence[Point], path: Path) -> None:
             chosen = sorted((p for p in points if p.policy == policy), key=lambda p: float(getattr(p, name)))
             xs = [float(getattr(p, name)) for p in chosen]
             axis.plot(xs, [p.accuracy for p in chosen], marker="o", color=f"C{i}", label=policy)
+        right = max(float(getattr(point, name)) for point in points)
         for point in (p for p in points if p.policy == "single"):
-            axis.plot(float(getattr(point, name)), point.accuracy, marker="*", markersize=13, color="black")
-            axis.annotate(
-                point.label, (float(getattr(point, name)), point.accuracy), (5, -12), textcoords="offset points"
-            )
+            place = (float(getattr(point, name)), point.accuracy)
+            axis.plot(*place, marker="*", markersize=13, color="black")
+            side = "right" if place[0] > right / 2 else "left"
+            above = place[1] > statistics.median(p.accuracy for p in points)
+            axis.annotate(point.label, place, (0, 9 if above else -18), textcoords="offset points", ha=side)
+        axis.margins(y=0.12)
         axis.grid(alpha=0.3)
     axes[0].set(xlabel="share of tokens by the large model", ylabel="exact-answer accuracy")
     axes[1].set(xlabel="time per answer (s)")
