@@ -29,6 +29,10 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         "policy_params": json.dumps(entry.policy_params),
         "max_inflight": str(entry.max_inflight),
         "connect_timeout_ms": str(entry.connect_timeout_ms),
+        "max_waiting": str(entry.queue.max_waiting),
+        "default_timeout_microseconds": str(entry.queue.default_timeout_microseconds),
+        "timeout_action": entry.queue.timeout_action,
+        "allow_timeout_override": str(entry.queue.allow_timeout_override).lower(),
     }
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
@@ -39,7 +43,7 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         _inputs(ENTRY_INPUTS),
         _outputs(ENTRY_OUTPUTS),
         _INSTANCE,
-        f"dynamic_batching {{\n{_queue(entry.queue)}}}",
+        _native_queue(entry.queue),
         _parameters(parameters),
     )
 
@@ -121,15 +125,8 @@ def _mapping(field: str, name: str) -> str:
     return f'      {field} {{ key: "{name}", value: "{name}" }}\n'
 
 
-def _queue(queue: QueueSpec) -> str:
-    return (
-        "  default_queue_policy {\n"
-        f"    timeout_action: {queue.timeout_action}\n"
-        f"    default_timeout_microseconds: {queue.default_timeout_microseconds}\n"
-        f"    allow_timeout_override: {str(queue.allow_timeout_override).lower()}\n"
-        f"    max_queue_size: {queue.max_queue_size}\n"
-        "  }\n"
-    )
+def _native_queue(queue: QueueSpec) -> str:
+    return f"dynamic_batching {{ default_queue_policy {{ max_queue_size: {queue.max_queue_size} }} }}"
 
 
 def _batching(batching: BatchingSpec) -> str:

@@ -35,7 +35,9 @@ class EntryConfig:
         selectable: policies that a client may choose (`selectable_policies`; default: all built-in ones).
         max_inflight: most requests that run at once (`max_inflight`).
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
-        queue: from `dynamic_batching.default_queue_policy`.
+        queue: parameters `max_waiting` and, with the names of Triton's ModelQueuePolicy, `timeout_action`,
+            `default_timeout_microseconds`, `allow_timeout_override`. Not in `dynamic_batching.default_queue_policy`,
+            where a time-out makes Triton's own batcher hold requests of a burst back for up to 0.5 s each.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
     """
@@ -137,11 +139,12 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
         selectable=frozenset(selectable),
         max_inflight=parameters.take("max_inflight", _positive, 64, "a whole number of at least 1"),
         connect_timeout_ns=parameters.take("connect_timeout_ms", _positive, 30_000, "milliseconds, at least 1") * 10**6,
-        queue=_entry_queue(name, model_config.get("dynamic_batching", {})),
+        queue=_entry_queue(parameters),
         end_ids=parameters.take("end_ids", _ids, None, "a comma-separated list of token ids"),
         allow_added_tokens=parameters.take("allow_added_tokens", _boolean, False, "true or false"),
     )
     parameters.done()
+    _check_native_queue(name, model_config.get("dynamic_batching", {}))
     return config
 
 
@@ -159,7 +162,9 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
     table = parameters.take("batch_thresholds", _thresholds, no_table, 'a JSON object such as {"1": 1, "8": 4}')
     share = parameters.take("direct_kv_share", _share, 0.25, "a number in [0, 1)")
     max_inflight = parameters.take("max_inflight", _positive, 64, "a whole number of at least 1")
+    queue = _entry_queue(parameters)
     parameters.done()
+    _check_native_queue(name, batching)
     options = load_yaml(folder / "model.yaml")
     engine = str(options.pop("engine", "torch"))
     if engine not in ENGINES:
@@ -171,7 +176,7 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
         queue_policy=_queue_policy(name, batching, table),
         direct_kv_share=share,
         max_inflight=max_inflight,
-        queue=_entry_queue(name, batching),
+        queue=queue,
     )
 
 
@@ -203,16 +208,26 @@ def _queue_policy(name: str, batching: Mapping[str, Any], table: dict[int, int])
         raise ConfigError(f"model {name!r}: {exc}") from exc
 
 
-def _entry_queue(name: str, batching: Mapping[str, Any]) -> EntryQueuePolicy:
+def _entry_queue(parameters: _Parameters) -> EntryQueuePolicy:
+    number = "a whole number of at least 0"
+    return EntryQueuePolicy(
+        max_waiting=parameters.take("max_waiting", _natural, 64, number),
+        default_timeout_ns=parameters.take("default_timeout_microseconds", _natural, 0, number) * 1000,
+        reject=parameters.take("timeout_action", _rejects, True, "REJECT or DELAY"),
+        allow_timeout_override=parameters.take("allow_timeout_override", _boolean, True, "true or false"),
+    )
+
+
+def _check_native_queue(name: str, batching: Mapping[str, Any]) -> None:
+    """Of Triton's own queue policy only `max_queue_size` is of use; see `queue_policy`."""
     if int(batching.get("priority_levels", 0)):
         raise ConfigError(f"model {name!r}: priority_levels are not supported; remove them from dynamic_batching")
     policy = batching.get("default_queue_policy", {})
-    return EntryQueuePolicy(
-        max_queue_size=int(policy.get("max_queue_size", 0)),
-        default_timeout_ns=int(policy.get("default_timeout_microseconds", 0)) * 1000,
-        reject=policy.get("timeout_action", "REJECT") != "DELAY",
-        allow_timeout_override=bool(policy.get("allow_timeout_override", False)),
-    )
+    if int(policy.get("default_timeout_microseconds", 0)) or policy.get("allow_timeout_override"):
+        raise ConfigError(
+            f"model {name!r}: dynamic_batching.default_queue_policy sets a time-out, which would hold bursts back; set the "
+            "parameters default_timeout_microseconds, timeout_action and allow_timeout_override instead"
+        )
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -228,6 +243,17 @@ def _ids(text: str) -> tuple[int, ...]:
 
 def _boolean(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
+
+
+def _natural(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _rejects(text: str) -> bool:
+    return {"REJECT": True, "DELAY": False}[text]
 
 
 def _positive(text: str) -> int:
