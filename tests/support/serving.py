@@ -231,6 +231,7 @@ class GrpcStream:
     messages: list[Message] = field(default_factory=list)
     status: grpc.StatusCode | None = None
     details: str = ""
+    sent_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._channel = channel(self.server)
@@ -242,8 +243,10 @@ class GrpcStream:
         self._thread.start()
 
     def send(self, fields: Mapping[str, Any], **options: Any) -> None:
-        """Starts a request; see `infer_request`."""
-        self._outgoing.put(infer_request(fields, **options))
+        """Starts a request; see `infer_request`. `sent_at` is when."""
+        request = infer_request(fields, **options)
+        self.sent_at = time.monotonic()
+        self._outgoing.put(request)
 
     def of(self, request_id: str = "") -> list[Message]:
         """What came for a request so far."""

@@ -42,18 +42,15 @@ def test_an_entry_model_has_defaults_for_everything_but_its_models() -> None:
     assert config.policy == PolicySpec("single", "{}")
     assert config.selectable == frozenset(BUILTIN)
     assert (config.max_inflight, config.connect_timeout_ns, config.end_ids) == (64, 30 * 10**9, None)
-    assert config.queue == EntryQueuePolicy()
+    assert config.queue == EntryQueuePolicy(allow_timeout_override=True)
 
 
 def test_every_setting_of_an_entry_model_is_read() -> None:
-    queue = {
-        "max_queue_size": "7",
-        "default_timeout_microseconds": "500000",
-        "timeout_action": "DELAY",
-        "allow_timeout_override": True,
-    }
     config = entry(
-        {"default_queue_policy": queue},
+        max_queue_size="7",
+        default_timeout_microseconds="500000",
+        timeout_action="DELAY",
+        allow_timeout_override="false",
         role="orchestrator",
         models=" a , b,c",
         policy="random",
@@ -67,7 +64,7 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
     assert config.policy == PolicySpec("random", '{"p": 0.5}')
     assert config.selectable == {"single", "random"}
     assert (config.max_inflight, config.connect_timeout_ns, config.end_ids) == (3, 250_000_000, (1, 2))
-    assert config.queue == EntryQueuePolicy(7, 500_000_000, reject=False, allow_timeout_override=True)
+    assert config.queue == EntryQueuePolicy(7, 500_000_000, reject=False, allow_timeout_override=False)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +87,6 @@ def test_a_bad_parameter_of_an_entry_model_is_refused_by_name(parameters: dict[s
         entry(**parameters)
 
 
-def test_priority_levels_are_refused_not_ignored() -> None:
-    with pytest.raises(ConfigError, match="priority_levels are not supported"):
-        entry({"priority_levels": "2"})
-
-
 @pytest.mark.parametrize("role", ["", "master"])
 def test_a_model_without_a_known_role_is_refused(role: str) -> None:
     with pytest.raises(ConfigError, match=f"'m': parameter role is '{role}'; it is 'orchestrator' or 'subserver'"):
@@ -109,7 +101,11 @@ def test_a_subserver_has_defaults_for_everything(tmp_path: Path) -> None:
     config = subserver(tmp_path)
     assert (config.engine, config.checkpoint, config.engine_options) == ("torch", tmp_path.resolve(), {})
     assert config.queue_policy == QueuePolicy(1, 0, {})
-    assert (config.direct_kv_share, config.max_inflight, config.queue) == (0.25, 64, EntryQueuePolicy())
+    assert (config.direct_kv_share, config.max_inflight, config.queue) == (
+        0.25,
+        64,
+        EntryQueuePolicy(allow_timeout_override=True),
+    )
 
 
 def test_every_setting_of_a_subserver_is_read(tmp_path: Path) -> None:
@@ -211,3 +207,15 @@ def test_bad_options_of_the_emulated_engine_are_refused_by_name(
 def test_an_unknown_engine_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown engine 'vllm'; known: torch, emulated"):
         load_engine("vllm", tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "batching",
+    [
+        pytest.param({"default_queue_policy": {"max_queue_size": 9}}, id="queue policy"),
+        pytest.param({"priority_levels": 2}, id="priorities"),
+    ],
+)
+def test_tritons_own_queue_is_refused_with_the_parameters_to_use(batching: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"has a queue policy or priorities.*parameters max_queue_size"):
+        entry(batching)

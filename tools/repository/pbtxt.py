@@ -14,7 +14,7 @@ from tokenrouter.triton.tensors import (
     SUBSERVER_OUTPUTS,
     Input,
 )
-from tools.repository.spec import BatchingSpec, EntrySpec, ModelSpec, QueueSpec
+from tools.repository.spec import BatchingSpec, EntrySpec, ModelSpec
 
 _GENERATED = "# Written by tools/build_repository.py; change the deployment's YAML file and run it again."
 _BACKEND = "tokenrouter_python"
@@ -29,7 +29,7 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         "policy_params": json.dumps(entry.policy_params),
         "max_inflight": str(entry.max_inflight),
         "connect_timeout_ms": str(entry.connect_timeout_ms),
-        "max_waiting": str(entry.queue.max_waiting),
+        "max_queue_size": str(entry.queue.max_queue_size),
         "default_timeout_microseconds": str(entry.queue.default_timeout_microseconds),
         "timeout_action": entry.queue.timeout_action,
         "allow_timeout_override": str(entry.queue.allow_timeout_override).lower(),
@@ -43,7 +43,6 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         _inputs(ENTRY_INPUTS),
         _outputs(ENTRY_OUTPUTS),
         _INSTANCE,
-        _native_queue(entry.queue),
         _parameters(parameters),
     )
 
@@ -123,10 +122,6 @@ def _dims(dims: tuple[int, ...]) -> str:
 
 def _mapping(field: str, name: str) -> str:
     return f'      {field} {{ key: "{name}", value: "{name}" }}\n'
-
-
-def _native_queue(queue: QueueSpec) -> str:
-    return f"dynamic_batching {{ default_queue_policy {{ max_queue_size: {queue.max_queue_size} }} }}"
 
 
 def _batching(batching: BatchingSpec) -> str:

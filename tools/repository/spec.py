@@ -12,7 +12,11 @@ from tokenrouter.errors import ConfigError
 
 
 class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Triton's ModelQueuePolicy of the entry model."""
+    """The queue in front of the entry model.
+
+    Attributes:
+        max_queue_size: most waiting requests; 0 = no limit. The names and meanings are Triton's ModelQueuePolicy's.
+    """
 
     max_queue_size: int = 0
     default_timeout_microseconds: int = 0

@@ -35,9 +35,8 @@ class EntryConfig:
         selectable: policies that a client may choose (`selectable_policies`; default: all built-in ones).
         max_inflight: most requests that run at once (`max_inflight`).
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
-        queue: parameters `max_waiting` and, with the names of Triton's ModelQueuePolicy, `timeout_action`,
-            `default_timeout_microseconds`, `allow_timeout_override`. Not in `dynamic_batching.default_queue_policy`,
-            where a time-out makes Triton's own batcher hold requests of a burst back for up to 0.5 s each.
+        queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
+            `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `queue_policy`.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
     """
@@ -144,7 +143,7 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
         allow_added_tokens=parameters.take("allow_added_tokens", _boolean, False, "true or false"),
     )
     parameters.done()
-    _check_native_queue(name, model_config.get("dynamic_batching", {}))
+    _check_no_native_queue(name, model_config.get("dynamic_batching", {}))
     return config
 
 
@@ -164,7 +163,7 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
     max_inflight = parameters.take("max_inflight", _positive, 64, "a whole number of at least 1")
     queue = _entry_queue(parameters)
     parameters.done()
-    _check_native_queue(name, batching)
+    _check_no_native_queue(name, batching)
     options = load_yaml(folder / "model.yaml")
     engine = str(options.pop("engine", "torch"))
     if engine not in ENGINES:
@@ -211,22 +210,18 @@ def _queue_policy(name: str, batching: Mapping[str, Any], table: dict[int, int])
 def _entry_queue(parameters: _Parameters) -> EntryQueuePolicy:
     number = "a whole number of at least 0"
     return EntryQueuePolicy(
-        max_waiting=parameters.take("max_waiting", _natural, 64, number),
+        max_queue_size=parameters.take("max_queue_size", _natural, 0, number),
         default_timeout_ns=parameters.take("default_timeout_microseconds", _natural, 0, number) * 1000,
         reject=parameters.take("timeout_action", _rejects, True, "REJECT or DELAY"),
         allow_timeout_override=parameters.take("allow_timeout_override", _boolean, True, "true or false"),
     )
 
 
-def _check_native_queue(name: str, batching: Mapping[str, Any]) -> None:
-    """Of Triton's own queue policy only `max_queue_size` is of use; see `queue_policy`."""
-    if int(batching.get("priority_levels", 0)):
-        raise ConfigError(f"model {name!r}: priority_levels are not supported; remove them from dynamic_batching")
-    policy = batching.get("default_queue_policy", {})
-    if int(policy.get("default_timeout_microseconds", 0)) or policy.get("allow_timeout_override"):
+def _check_no_native_queue(name: str, batching: Mapping[str, Any]) -> None:
+    if batching.get("default_queue_policy") or batching.get("priority_levels"):
         raise ConfigError(
-            f"model {name!r}: dynamic_batching.default_queue_policy sets a time-out, which would hold bursts back; set the "
-            "parameters default_timeout_microseconds, timeout_action and allow_timeout_override instead"
+            f"model {name!r}: dynamic_batching has a queue policy or priorities, which this backend does not use; "
+            "set the parameters max_queue_size, default_timeout_microseconds, timeout_action, allow_timeout_override instead"
         )
 
 

@@ -1,9 +1,9 @@
-"""The requests that wait in the orchestrator: in which order, and who has waited too long.
+"""The queue in front of the entry model: who waits, who is refused, who has waited too long.
 
-The time-out fields have the names and the meaning of Triton's ModelQueuePolicy but are parameters, enforced here. Triton
-2.51 looks at its own queue only every 0.5 s while a model is busy, never again once a request was handed over, and holds
-the requests of a burst back where a time-out is set. Its `max_queue_size` is used: when `max_waiting` requests wait here,
-the front end takes no more, Triton's queue fills up, and Triton refuses the rest (HTTP 503).
+The fields have the names and the meaning of Triton's ModelQueuePolicy, but they are parameters of the model and
+enforced here, and the model has no `dynamic_batching`: in Triton 2.51 the dynamic batcher holds requests of a burst
+back for 0.5 s and more although a decoupled model is idle, looks at time-outs only every 0.5 s, and never again once a
+request was handed over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tokenrouter.errors import DeadlineExceeded
+from tokenrouter.errors import DeadlineExceeded, Overloaded
 
 Item = TypeVar("Item")
 
@@ -23,14 +23,13 @@ class EntryQueuePolicy:
     """Triton's ModelQueuePolicy.
 
     Attributes:
-        max_waiting: while so many wait here, the front end takes no more, and Triton's own queue fills up behind it,
-            until that refuses (HTTP 503); 0 = no limit.
+        max_queue_size: most waiting requests; 0 = no limit.
         default_timeout_ns: longest wait; 0 = no limit.
         reject: what happens after it: refused (REJECT), or served after all others (DELAY).
         allow_timeout_override: whether a request's own `timeout` counts.
     """
 
-    max_waiting: int = 0
+    max_queue_size: int = 0
     default_timeout_ns: int = 0
     reject: bool = True
     allow_timeout_override: bool = False
@@ -62,8 +61,17 @@ class EntryQueue(Generic[Item]):
         yield from self._delayed
 
     def push(self, item: Item, *, now_ns: int, timeout_ns: int | None) -> Waiting[Item]:
-        """A request arrives. `timeout_ns` is its own limit on waiting and running, or None."""
+        """A request arrives. `timeout_ns` is its own limit on waiting and running, or None.
+
+        Raises:
+            Overloaded: the queue is full.
+        """
         policy = self._policy
+        if policy.max_queue_size and len(self) >= policy.max_queue_size:
+            raise Overloaded(
+                f"Exceeds maximum queue size: {len(self)} requests wait already (max_queue_size "
+                f"{policy.max_queue_size}); try again later"
+            )
         limits = [limit for limit in (policy.default_timeout_ns, timeout_ns) if limit]
         waiting = Waiting(item, now_ns, timeout_ns, now_ns + min(limits) if limits else None)
         self._queue.append(waiting)
