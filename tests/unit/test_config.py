@@ -217,5 +217,5 @@ def test_an_unknown_engine_is_refused_by_name(tmp_path: Path) -> None:
     ],
 )
 def test_tritons_own_queue_is_refused_with_the_parameters_to_use(batching: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=r"has a queue policy or priorities.*parameters max_queue_size"):
+    with pytest.raises(ConfigError, match=r"has a queue policy or priorities.*set max_queue_size"):
         entry(batching)

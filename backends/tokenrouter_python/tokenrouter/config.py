@@ -221,7 +221,7 @@ def _check_no_native_queue(name: str, batching: Mapping[str, Any]) -> None:
     if batching.get("default_queue_policy") or batching.get("priority_levels"):
         raise ConfigError(
             f"model {name!r}: dynamic_batching has a queue policy or priorities, which this backend does not use; set "
-            "the parameters max_queue_size, default_timeout_microseconds, timeout_action, allow_timeout_override instead"
+            "max_queue_size, default_timeout_microseconds, timeout_action, allow_timeout_override as parameters instead"
         )
 
 
