@@ -357,6 +357,7 @@ class TritonServer:
     def _environment(self) -> dict[str, str]:
         assert self._run_dir is not None
         env = {"HF_HUB_OFFLINE": "1", **os.environ, "TOKENROUTER_RUNTIME_DIR": str(self._run_dir.channel)}
+        env["TOKENROUTER_EXIT_TIMEOUT_S"] = str(self._exit_timeout_s)
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
         if self.installation.libraries:
             paths = [*map(str, self.installation.libraries), env.get("LD_LIBRARY_PATH", "")]

@@ -265,9 +265,13 @@ class GrpcStream:
         """Cancels the call and with it all its requests."""
         self._call.cancel()
 
-    def close(self) -> None:
-        """Ends the call in order: no more requests, then wait for the end."""
+    def end(self) -> None:
+        """No more requests; the call ends with the last of those that run."""
         self._outgoing.put(None)
+
+    def close(self) -> None:
+        """Ends the call in order and waits for its end."""
+        self.end()
         self._thread.join(PATIENCE_S)
         self._call.cancel()
         self._channel.close()

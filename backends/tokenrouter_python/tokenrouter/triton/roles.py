@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +21,11 @@ from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
 from tokenrouter.triton.orphan import leave_with_parent
 from tokenrouter.triton.publisher import Publisher
 from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_INPUTS, SUBSERVER_OUTPUTS
+
+# How long a stopping subserver lets requests finish; the launcher sets it to tritonserver's own exit time-out.
+EXIT_TIMEOUT_VARIABLE = "TOKENROUTER_EXIT_TIMEOUT_S"
+_EXIT_TIMEOUT_S = "30"
+_DRAIN_CHECK_S = 0.05
 
 
 class Role(Protocol):
@@ -82,10 +89,16 @@ class SubserverRole:
         self._frontend.execute(requests)
 
     def finalize(self) -> None:
-        """See `Role`."""
+        """See `Role`. Requests that hold KV here may finish first: Triton unloads all models at once when it stops."""
+        self._drain()
         self._frontend.stop()
         self._publisher.stop()
         self._loop.stop()
+
+    def _drain(self) -> None:
+        end = time.monotonic() + float(os.environ.get(EXIT_TIMEOUT_VARIABLE, _EXIT_TIMEOUT_S))
+        while self._subserver.open_sequences and time.monotonic() < end:
+            time.sleep(_DRAIN_CHECK_S)
 
 
 def start_role(args: Mapping[str, str]) -> Role:
