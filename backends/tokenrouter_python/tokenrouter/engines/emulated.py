@@ -122,6 +122,8 @@ class EmulatedEngine:
             config = msgspec.convert(options, EmulatedConfig)
         except msgspec.ValidationError as exc:
             raise ConfigError(f"{folder / 'model.yaml'}: engine_config: {exc}") from exc
+        # Rows are narrow: threads that meet at barriers would add milliseconds to steps of known length.
+        torch.set_num_threads(1)
         ends = end_ids(folder)
         return cls(config, vocab_size=vocabulary_size(folder), end_id=ends[0] if ends else None)
 
