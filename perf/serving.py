@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.served.deployment import Thresholds
-from perf.served.result import Result, predict, rows, to_csv
+from perf.served.result import Result, drawn_profile, predict, rows, to_csv
 from perf.served.run import Plan, measure, serving, work_around_engines
 from perf.served.settings import Best, setting, tuned_for
 from perf.simulation import throughput
@@ -58,15 +58,25 @@ def compare(
             chain = predict(profile, n, chosen)
             windows = measure(server, profile.names, n, plan, progress)
             simulation = throughput(profile, n, chosen) if simulated and chain is not None else None
-            limit = best.at(n).tokens_per_second
-            yield Result(thresholds.label, n, chosen, tuple(windows), chain, limit, simulation, around_ms)
+            drawn = predict(drawn_profile(profile, windows), n, chosen)
+            yield Result(
+                label=thresholds.label,
+                in_flight=n,
+                thresholds=chosen,
+                windows=tuple(windows),
+                chain=chain,
+                limit=best.at(n).tokens_per_second,
+                as_drawn=None if drawn is None else drawn.tokens_per_second,
+                simulated=simulation,
+                around_ms=around_ms,
+            )
 
 
 def table_of(results: list[Result]) -> Table:
     """What is printed."""
     names = list(results[0].thresholds)
     table = Table("n", "setting", *(f"B {name}" for name in names), "tokens/s", "spread", "chain", "difference",
-                  "efficiency", *(f"batch {name}" for name in names), *(f"step {name}" for name in names),
+                  "as drawn", "efficiency", *(f"batch {name}" for name in names), *(f"step {name}" for name in names),
                   title="emulated: step times are the profile's")  # fmt: skip
     for result in results:
         batch, step = result.middle("mean_batch"), result.middle("mean_step_ms")
@@ -78,6 +88,7 @@ def table_of(results: list[Result]) -> Table:
             f"{result.spread:.1%}",
             "-" if result.chain is None else f"{result.chain.tokens_per_second:.1f}",
             "-" if result.difference is None else f"{result.difference:+.1%}",
+            "-" if result.difference_as_drawn is None else f"{result.difference_as_drawn:+.1%}",
             f"{result.efficiency:.1%}",
             *(f"{batch[name]:.2f}" for name in names),
             *(f"{step[name]:.2f}" for name in names),

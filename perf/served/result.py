@@ -6,7 +6,9 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
+
+import msgspec
 
 from perf.served.window import Window
 from tools.dtmc.errors import ThresholdError
@@ -25,6 +27,7 @@ class Result:
         windows: what was measured.
         chain: prediction for these thresholds, or None where it does not apply.
         limit: tokens per second of the chain with its best thresholds.
+        as_drawn: tokens per second of the chain with the routing that the windows happened to draw, or None.
         simulated: tokens per second of the simulator, or None.
         around_ms: by how much engines were faster, so that whole steps take the profile's time; empty if not at all.
     """
@@ -35,6 +38,7 @@ class Result:
     windows: tuple[Window, ...]
     chain: Solution | None
     limit: float
+    as_drawn: float | None = None
     simulated: float | None = None
     around_ms: Mapping[str, float] = field(default_factory=dict)
 
@@ -53,6 +57,14 @@ class Result:
     def difference(self) -> float | None:
         """Measured against the chain, relative."""
         return None if self.chain is None else self.tokens_per_second / self.chain.tokens_per_second - 1.0
+
+    @property
+    def difference_as_drawn(self) -> float | None:
+        """Mean of the windows against the chain with the routing that they drew: without the luck of draws."""
+        if self.as_drawn is None:
+            return None
+        tokens, seconds = (sum(getattr(w, name) for w in self.windows) for name in ("tokens", "seconds"))
+        return float(tokens / seconds / self.as_drawn - 1.0)
 
     @property
     def efficiency(self) -> float:
@@ -79,6 +91,16 @@ def predict(profile: Profile, in_flight: int, thresholds: dict[str, int]) -> Sol
         return None
 
 
+def drawn_profile(profile: Profile, windows: Sequence[Window]) -> Profile:
+    """The profile with the routing that the windows drew."""
+    routing = {}
+    for name in profile.names:
+        shares = {target: fmean(window.routes[name].get(target, 0.0) for window in windows) for target in profile.names}
+        total = sum(shares.values())
+        routing[name] = {target: share / total for target, share in shares.items()} if total else profile.routing[name]
+    return msgspec.structs.replace(profile, routing=routing)
+
+
 def rows(results: Sequence[Result]) -> list[dict[str, object]]:
     """One flat row per result, for CSV and JSON. Numbers are emulated: step times are the profile's."""
     table = []
@@ -95,11 +117,13 @@ def rows(results: Sequence[Result]) -> list[dict[str, object]]:
             "window_s": round(median(window.seconds for window in result.windows), 2),
             "chain_tokens_per_second": None if result.chain is None else round(result.chain.tokens_per_second, 2),
             "difference": None if result.difference is None else round(result.difference, 4),
+            "as_drawn_tokens_per_second": None if result.as_drawn is None else round(result.as_drawn, 2),
+            "difference_as_drawn": None if (d := result.difference_as_drawn) is None else round(d, 4),
             "simulated_tokens_per_second": None if result.simulated is None else round(result.simulated, 2),
             "limit_tokens_per_second": round(result.limit, 2),
             "efficiency": round(result.efficiency, 4),
         }
-        for measure in ("mean_batch", "mean_step_ms", "mean_wait_ms", "utilisation", "mean_handoff_ms", "leaving"):
+        for measure in ("mean_batch", "mean_step_ms", "mean_wait_ms", "utilisation", "mean_handoff_ms"):
             row |= {f"{measure}.{name}": round(value, 4) for name, value in result.middle(measure).items()}
         row |= {f"around_ms.{name}": round(value, 4) for name, value in result.around_ms.items()}
         for name in result.thresholds:

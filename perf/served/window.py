@@ -37,7 +37,7 @@ class Window:
         utilisation: share of the time in steps.
         reasons: share of steps by the reason why they started.
         mean_handoff_ms: of hand-offs to a model that was idle; NaN if there was none.
-        leaving: share of requests that left the model after a step.
+        routes: share of requests by where they went after a step, as drawn.
         cpu_s_per_1000_tokens: by process; ``load`` is the load generator.
     """
 
@@ -50,7 +50,7 @@ class Window:
     utilisation: dict[str, float]
     reasons: dict[str, dict[str, float]]
     mean_handoff_ms: dict[str, float]
-    leaving: dict[str, float]
+    routes: dict[str, dict[str, float]]
     cpu_s_per_1000_tokens: dict[str, float]
 
 
@@ -86,7 +86,7 @@ def between(start: Mark, end: Mark, models: Sequence[str]) -> Window:
         utilisation={name: busy[name] / delta.value(TAKEN, model=name) for name in models},
         reasons={name: _shares(delta, "tokenrouter_steps_by_reason", "reason", name) for name in models},
         mean_handoff_ms={name: 1e3 * _mean(delta, "tokenrouter_handoff_seconds", name) for name in models},
-        leaving={name: _leaving(delta, name) for name in models},
+        routes={name: _shares(delta, "tokenrouter_routes", "target", name) for name in models},
         cpu_s_per_1000_tokens={name: 1e3 * (end.cpu_s[name] - cpu) / tokens for name, cpu in start.cpu_s.items()},
     )
 
@@ -100,8 +100,3 @@ def _shares(delta: Scrape, name: str, label: str, model: str) -> dict[str, float
     total = delta.value(name, model=model)
     counts = {value: delta.value(name, model=model, **{label: value}) for value in delta.labels(name, label)}
     return {value: count / total for value, count in counts.items() if count}
-
-
-def _leaving(delta: Scrape, model: str) -> float:
-    shares = _shares(delta, "tokenrouter_routes", "target", model)
-    return sum(share for target, share in shares.items() if target != model)
