@@ -30,6 +30,7 @@ PATIENCE_S = 30.0
 # Triton 2.51 gives every error that a model answers on /generate this status; gRPC carries the error's own code.
 RESPONSE_ERROR = 400
 _POLL_S = 0.01
+_SETTLED_S = 0.4
 
 
 def until(condition: Callable[[], T], *, within_s: float = PATIENCE_S, what: str = "") -> T:
@@ -372,7 +373,17 @@ def busy(page: Scrape) -> dict[str, float]:
 
 
 def wait_idle(server: TritonServer, *, within_s: float = PATIENCE_S) -> float:
-    """Waits until no model holds or runs anything; returns the seconds it took."""
-    started = time.monotonic()
-    until(lambda: not busy(metrics(server)), within_s=within_s, what="all gauges at 0")
-    return time.monotonic() - started
+    """Waits until no model holds or runs anything; returns the seconds it took.
+
+    Gauges are published four times a second, so one look may see the time before the work: they have to stay at 0.
+    """
+    started = idle_since = time.monotonic()
+
+    def settled() -> bool:
+        nonlocal idle_since
+        if busy(metrics(server)):
+            idle_since = time.monotonic()
+        return time.monotonic() - idle_since > _SETTLED_S
+
+    until(settled, within_s=within_s, what="all gauges at 0")
+    return idle_since - started
