@@ -211,7 +211,11 @@ TRITON_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", TRITON_CASES)
 def test_grpc_that_triton_itself_refuses(shared: TritonServer, case: str) -> None:
-    """Triton names the tensor; the stream stays usable."""
+    """Triton names the tensor; the stream stays usable.
+
+    Triton 2.51 never lets go of such a request, so its model cannot unload any more and a server that stops uses up its
+    grace time.
+    """
     changes, words = TRITON_CASES[case]
     with GrpcStream(shared) as call:
         call.send(body_of(changes))

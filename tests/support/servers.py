@@ -63,7 +63,7 @@ def shared_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared(shared_repository: Path) -> Iterator[TritonServer]:
     """The running server."""
-    with TritonServer(shared_repository, env={"PYTHONPATH": str(REPOSITORY_ROOT)}) as running:
+    with TritonServer(shared_repository, env={"PYTHONPATH": str(REPOSITORY_ROOT)}, exit_timeout_s=4) as running:
         yield running
 
 
