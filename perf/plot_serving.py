@@ -25,7 +25,7 @@ def markdown(rows: list[Row]) -> str:
         lines.append(
             f"| {row['in_flight']} | {row['setting']}: {row['thresholds']} | {float(row['tokens_per_second']):.1f} "
             f"| {_number(row['chain_tokens_per_second'])} | {_percent(row['difference'], '+')} "
-            f"| {_percent(row['difference_as_drawn'], '+')} "
+            f"| {_percent(row.get('difference_as_drawn') or '', '+')} "
             f"| {_number(row['simulated_tokens_per_second'])} | {_percent(row['efficiency'])} |"
         )
     return "\n".join(lines)
