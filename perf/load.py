@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +22,16 @@ _METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LAST = b"finish_reason"
 
 
-def request_bytes(model: str, prompt: str, *, max_tokens: int, request_id: str = "", **fields: Any) -> bytes:
-    """A serialised streaming request of the entry model's tensors."""
+def request_bytes(
+    model: str,
+    prompt: str,
+    *,
+    max_tokens: int,
+    request_id: str = "",
+    outputs: Sequence[str] = ("text_output", "finish_reason"),
+    **fields: Any,
+) -> bytes:
+    """A serialised streaming request of the entry model's tensors, which asks for the given outputs."""
     from tokenrouter.client import _input
 
     values = {"text_input": prompt, "max_tokens": max_tokens, "stream": True, **fields}
@@ -32,7 +40,7 @@ def request_bytes(model: str, prompt: str, *, max_tokens: int, request_id: str =
         inputs=[_input(name, value) for name, value in values.items()],
         model_version="",
         request_id=request_id,
-        outputs=[grpcclient.InferRequestedOutput("text_output"), grpcclient.InferRequestedOutput("finish_reason")],
+        outputs=[grpcclient.InferRequestedOutput(name) for name in outputs],
         sequence_id=0,
         sequence_start=False,
         sequence_end=False,
