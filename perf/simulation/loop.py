@@ -128,7 +128,7 @@ class EventLoop:
 
     def _news(self) -> None:
         """Requests that are over; the closed loop starts others in their place."""
-        updates, self.orchestrator.updates = self.orchestrator.updates, []
+        updates = self.orchestrator.take_updates()
         for update in updates:
             if update.error is not None:
                 raise update.error

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.messages import Outcome, ReportRow
-from tokenrouter.orchestrator import Result
+from tokenrouter.response import Result
 
 
 @dataclass(frozen=True, slots=True)

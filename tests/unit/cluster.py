@@ -21,10 +21,11 @@ from tokenrouter.batcher import QueuePolicy, WaitUntil
 from tokenrouter.engines.emulated import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.errors import RouterError
 from tokenrouter.messages import PROTOCOL_VERSION, Codec, Hello, PolicySpec, Sampling
-from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings, Result, Update
+from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
 from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.request import GenerationRequest
+from tokenrouter.response import Result, Update
 from tokenrouter.subserver import StepPlan, Subserver
 
 MS = 1_000_000
@@ -276,9 +277,8 @@ class Cluster:
         for name, message in self.orchestrator.outbox:
             self.links[name].down.append(Codec.encode(message))
         self.orchestrator.outbox.clear()
-        for update in self.orchestrator.updates:
+        for update in self.orchestrator.take_updates():
             self.updates.setdefault(update.key, []).append(update)
-        self.orchestrator.updates.clear()
         for name in self.models:
             link = self.links[name]
             if link.subserver is not None:

@@ -19,9 +19,10 @@ from tokenrouter.framing import frame
 from tokenrouter.loops import DecodingLoop, OrchestratorLoop
 from tokenrouter.messages import Codec, InFlight
 from tokenrouter.offline import TokenRouter
-from tokenrouter.orchestrator import Orchestrator, Update
+from tokenrouter.orchestrator import Orchestrator
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
+from tokenrouter.response import Update
 from tokenrouter.subserver import Subserver
 
 PATIENCE_S = 30.0

@@ -22,9 +22,9 @@ from tokenrouter.errors import (
     RouterError,
 )
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outcome, PolicySpec, Report, ReportRow
-from tokenrouter.orchestrator import Update
 from tokenrouter.policies.base import Destinations, Policy, RouteBatch
 from tokenrouter.queue_policy import EntryQueuePolicy
+from tokenrouter.response import Update
 from tokenrouter.rng import Stream, draw
 
 PROMPT = [10, 20, 30, 40, 50, 60]

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from tokenrouter.offline import TokenRouter
-from tokenrouter.orchestrator import Result
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER
 from tokenrouter.request import RequestFields
+from tokenrouter.response import Result
 from tools.demo_models.task import Problem, check, load_problems
 from tools.repository.build import write_repository
 from tools.repository.spec import BatchingSpec, load_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from tokenrouter.orchestrator import Result, Update
+from tokenrouter.response import Result, Update
 from tokenrouter.triton.responder import Responder
 
 

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from tests.support.repositories import END_ID, byte_tokenizer, emulated_spec, piece_tokenizer, write_emulated
 from tokenrouter.offline import TokenRouter
-from tokenrouter.orchestrator import Result
+from tokenrouter.response import Result
 from tokenrouter.text import StopWords, TextStream
 
 BYTES = byte_tokenizer()

@@ -18,8 +18,9 @@ from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel import Carrier, Connected, Disconnected, Received
 from tokenrouter.errors import ModelUnavailable, ProtocolError, RouterError
 from tokenrouter.messages import Codec, Hello, Message
-from tokenrouter.orchestrator import Orchestrator, Update
+from tokenrouter.orchestrator import Orchestrator
 from tokenrouter.request import GenerationRequest
+from tokenrouter.response import Update
 from tokenrouter.subserver import StepPlan, Subserver
 
 log = logging.getLogger(__name__)
@@ -248,12 +249,11 @@ class OrchestratorLoop:
         orchestrator = self._orchestrator
         _send(self._carrier, [(self._peers[m], message) for m, message in orchestrator.outbox if m in self._peers])
         orchestrator.outbox.clear()
-        for update in orchestrator.updates:
+        for update in orchestrator.take_updates():
             reply = self._replies[update.key]
             if update.final:
                 del self._replies[update.key], self._keys[reply]
             reply.update(update)
-        orchestrator.updates.clear()
 
     def _handle(self, event: Connected | Received | Disconnected, now_ns: int) -> None:
         if isinstance(event, Connected):

@@ -15,10 +15,11 @@ from types import TracebackType
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.errors import RouterError
-from tokenrouter.orchestrator import Orchestrator, Result, Update
+from tokenrouter.orchestrator import Orchestrator
 from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
+from tokenrouter.response import Result, Update
 from tokenrouter.subserver import StepPlan, Subserver
 
 _PEER = 1
@@ -169,9 +170,8 @@ class TokenRouter:
             time.sleep(_NAP_S)
 
     def _collect(self) -> None:
-        for update in self._orchestrator.updates:
+        for update in self._orchestrator.take_updates():
             self._news.setdefault(update.key, []).append(update)
-        self._orchestrator.updates.clear()
 
     def _forget(self, keys: Sequence[int]) -> None:
         """Ends what still runs of these requests, because the caller stopped early or something raised."""

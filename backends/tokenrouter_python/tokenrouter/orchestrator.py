@@ -1,9 +1,10 @@
 """The orchestrator: admits requests, owns their token history, relays hand-offs, and turns tokens into text.
 
 A state machine without I/O or clock. The shell calls `submit`, `cancel`, `receive`, `disconnected` and `tick` with the
-time; messages to subservers collect in `outbox`, news for clients in `updates` (send the outbox first: hand-offs are
-urgent). It is the only owner of a request's token history and knows per model how many of those tokens that model has,
-so a model that lost a request (restart, eviction) is sent the whole history again and nothing is lost.
+time; messages to subservers collect in `outbox`, and `take_updates` gives the news for clients. Send the outbox first:
+hand-offs are urgent, and tokens become text only when updates are taken. It is the only owner of a request's token
+history and knows per model how many of those tokens that model has, so a model that lost a request (restart, eviction)
+is sent the whole history again and nothing is lost.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import EntryRequest, Policy
 from tokenrouter.queue_policy import EntryQueue, EntryQueuePolicy, Waiting
 from tokenrouter.request import GenerationRequest
+from tokenrouter.response import Result, Run, Update
 from tokenrouter.statistics import OrchestratorStatistics
 from tokenrouter.text import StopWords, TextStream
 
@@ -68,90 +70,6 @@ class OrchestratorSettings:
     max_inflight: int = 64
     connect_timeout_ns: int = 30_000_000_000
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
-
-
-@dataclass(slots=True)
-class Run:
-    """Consecutive tokens [start, end) of a response by one model."""
-
-    model: str
-    start: int
-    end: int
-
-
-@dataclass(slots=True)
-class Result:
-    """A finished response.
-
-    Attributes:
-        text: of the whole response, a matched stop word included.
-        tokens: ids of the whole response, EOS included.
-        log_probs: of each token under the raw model that wrote it, if asked for.
-        finish_reason: ``stop``, ``length`` or ``timeout``.
-        runs: who wrote what.
-        tokens_by_model: tokens written per model.
-        handoffs: how often the request changed the model.
-        kv_blocks: KV blocks reserved per model.
-        seed: of the request, given or drawn.
-        policy: name of the policy.
-        emulated: the tokens do not come from real models.
-        arrived_ns, started_ns, first_token_ns, last_token_ns: CLOCK_MONOTONIC.
-    """
-
-    text: str
-    tokens: list[int]
-    log_probs: list[float]
-    finish_reason: str
-    runs: list[Run]
-    tokens_by_model: dict[str, int]
-    handoffs: int
-    kv_blocks: dict[str, int]
-    seed: int
-    policy: str
-    emulated: bool
-    arrived_ns: int
-    started_ns: int
-    first_token_ns: int
-    last_token_ns: int
-
-    def totals(self) -> dict[str, Any]:
-        """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, `emulated`."""
-        totals: dict[str, Any] = {
-            "tokens": self.tokens_by_model,
-            "handoffs": self.handoffs,
-            "policy": self.policy,
-            "seed": self.seed,
-        }
-        return {**totals, "emulated": True} if self.emulated else totals
-
-
-@dataclass(slots=True)
-class Update:
-    """News about one request: new tokens, or its end (`result` or `error`), or both.
-
-    Text and tokens are what is new since the last update; a request without `stream` gets one update only.
-    """
-
-    key: int
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    result: Result | None = None
-    error: RouterError | None = None
-
-    @property
-    def final(self) -> bool:
-        """Whether the request is over."""
-        return self.result is not None or self.error is not None
-
-    def merge(self, later: Update) -> None:
-        """Takes in the next update of the same request."""
-        self.text += later.text
-        self.tokens = self.tokens + later.tokens
-        self.log_probs = self.log_probs + later.log_probs
-        self.runs = self.runs + later.runs
-        self.result, self.error = later.result, later.error
 
 
 @dataclass(slots=True)
@@ -219,7 +137,8 @@ class Orchestrator:
         self.settings = settings
         self.statistics = OrchestratorStatistics()
         self.outbox: list[tuple[str, ToSubserver]] = []
-        self.updates: list[Update] = []
+        self._updates: list[Update] = []
+        self._unwritten: list[tuple[_Active, Update]] = []
         self._tokenizer = tokenizer
         self._policies = policies
         self._models = {name: _Model() for name in settings.models}
@@ -262,6 +181,12 @@ class Orchestrator:
         """Asks for a `tick` at this time; one that turns out to be needless does no harm."""
         if at_ns is not None:
             heappush(self._alarms, at_ns)
+
+    def take_updates(self) -> list[Update]:
+        """What clients have to be told since the last call, in order."""
+        self._write()
+        updates, self._updates = self._updates, []
+        return updates
 
     # --- clients --------------------------------------------------------------------------------------------------
 
@@ -321,7 +246,7 @@ class Orchestrator:
         key = waiting.item[0]
         self._waiting.pop(key, None)
         self.statistics.failed[error.slug] = self.statistics.failed.get(error.slug, 0) + 1
-        self.updates.append(Update(key, error=error))
+        self._updates.append(Update(key, error=error))
 
     # --- admission ------------------------------------------------------------------------------------------------
 
@@ -504,7 +429,7 @@ class Orchestrator:
             self._finish(request, reason, now_ns, update)
             return
         if request.request.stream and update.tokens:
-            self.updates.append(update)
+            self._updates.append(update)
         if outcome is Outcome.LEAVE:
             self._relay(request, row, report.at_ns, now_ns)
 
@@ -514,26 +439,45 @@ class Orchestrator:
         if not row.tokens:
             return False
         start = request.position
-        stopped, texts = False, []
-        for token in row.tokens:
-            request.tokens.append(token)
+        request.tokens.extend(row.tokens)
+        update.tokens = row.tokens
+        stopped = False
+        if request.stop:
+            stopped = self._write_until_stop(request, update)
+        else:
+            self._unwritten.append((request, update))
+        request.known[request.at] = len(request.tokens)
+        request.fruitless = 0
+        self._record(request, len(update.tokens), now_ns)
+        update.log_probs = (row.log_probs or [])[: len(update.tokens)]
+        update.runs = [Run(request.at, start, request.position)]
+        request.log_probs.extend(update.log_probs)
+        return stopped
+
+    def _write(self) -> None:
+        """Turns committed tokens into text: late, because a hand-off need not wait for it."""
+        for request, update in self._unwritten:
+            update.text = "".join([request.text.push(token) for token in update.tokens])
+            request.parts.append(update.text)
+        self._unwritten.clear()
+
+    def _write_until_stop(self, request: _Active, update: Update) -> bool:
+        """Writes this update at once and cuts it behind a stop word; tokens behind that are taken back."""
+        texts: list[str] = []
+        stopped = False
+        tokens, update.tokens = update.tokens, []
+        done = request.position - len(tokens)
+        for token in tokens:
+            update.tokens.append(token)
             text = request.text.push(token)
             # Always asked, because a stop word may begin before min_tokens and end after.
             cut = request.stop.cut(text)
-            if request.position <= request.request.sampling.min_tokens:
-                cut = None
-            texts.append(text if cut is None else text[:cut])
-            if cut is not None:
-                stopped = True
+            stopped = cut is not None and done + len(update.tokens) > request.request.sampling.min_tokens
+            texts.append(text[:cut] if stopped else text)
+            if stopped:
                 break
-        tokens = row.tokens[: request.position - start]
-        request.known[request.at] = len(request.tokens)
-        request.fruitless = 0
-        self._record(request, len(tokens), now_ns)
-        update.text, update.tokens = "".join(texts), tokens
-        update.log_probs = (row.log_probs or [])[: len(tokens)]
-        update.runs = [Run(request.at, start, request.position)]
-        request.log_probs.extend(update.log_probs)
+        del request.tokens[len(request.tokens) - len(tokens) + len(update.tokens) :]
+        update.text = "".join(texts)
         request.parts.append(update.text)
         return stopped
 
@@ -615,6 +559,7 @@ class Orchestrator:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _finish(self, request: _Active, reason: str, now_ns: int, update: Update | None = None) -> None:
+        self._write()
         update = update or Update(request.key)
         rest = request.text.flush()
         request.parts.append(rest)
@@ -648,12 +593,12 @@ class Orchestrator:
             update.text, update.tokens = text, tokens
             update.log_probs, update.runs = request.log_probs, request.runs
         update.result = result
-        self.updates.append(update)
+        self._updates.append(update)
 
     def _end(self, request: _Active, now_ns: int, *, error: RouterError) -> None:
         self.statistics.failed[error.slug] = self.statistics.failed.get(error.slug, 0) + 1
         self._release(request)
-        self.updates.append(Update(request.key, error=error))
+        self._updates.append(Update(request.key, error=error))
 
     def _release(self, request: _Active) -> None:
         """Frees KV on every model."""

@@ -10,7 +10,8 @@ from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.deployment import Entry
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.loops import OrchestratorLoop
-from tokenrouter.orchestrator import Orchestrator, Update
+from tokenrouter.orchestrator import Orchestrator
+from tokenrouter.response import Update
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import Input, check_parameters, read_inputs

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import triton_python_backend_utils as pb_utils
 
 from tokenrouter.errors import RouterError
-from tokenrouter.orchestrator import Result, Run, Update
+from tokenrouter.response import Result, Run, Update
 from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import CallFields
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from tokenrouter.orchestrator import Update
+from tokenrouter.response import Update
 
 _CANCEL_POLL_S = 0.2
 
