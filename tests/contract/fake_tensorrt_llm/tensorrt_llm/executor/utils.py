@@ -1,0 +1,5 @@
+"""Errors of the executor."""
+
+
+class RequestError(RuntimeError):
+    """One request failed."""
