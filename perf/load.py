@@ -24,17 +24,18 @@ _LAST = b"finish_reason"
 
 def request_bytes(
     model: str,
-    prompt: str,
+    prompt: str | Sequence[int],
     *,
     max_tokens: int,
     request_id: str = "",
     outputs: Sequence[str] = ("text_output", "finish_reason"),
     **fields: Any,
 ) -> bytes:
-    """A serialised streaming request of the entry model's tensors, which asks for the given outputs."""
+    """A serialised streaming request of the entry model's tensors, which asks for the given outputs; the prompt is text or token ids."""
     from tokenrouter.client import _input
 
-    values = {"text_input": prompt, "max_tokens": max_tokens, "stream": True, **fields}
+    given = "text_input" if isinstance(prompt, str) else "input_ids"
+    values = {given: prompt, "max_tokens": max_tokens, "stream": True, **fields}
     message = grpcclient._utils._get_inference_request(
         model_name=model,
         inputs=[_input(name, value) for name, value in values.items()],
