@@ -3,6 +3,9 @@
 Step times are slept, with absolute deadlines. The tokens of a response repeat the prompt: position i prefers prompt
 token i, by `margin` over noise that depends on the position only, so that every model of this engine gives the same
 logits at the same position. After the prompt comes the end token, or the prompt again with `repeat`.
+
+With `signals` logits and hidden states also show a certainty that differs between positions and models, so that real
+policies and their routers decide as they would on a real model; see `engines.signals`.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 
 from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult, blocks_needed
 from tokenrouter.engines.folder import end_ids, vocabulary_size
+from tokenrouter.engines.signals import UNSURE_LOGIT, SignalsConfig, prompt_key, sure_logit, unsure
 from tokenrouter.errors import ConfigError, EngineFailed
 
 _NOISE_ROWS = 61
@@ -42,9 +46,10 @@ class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         step_ms: time of one step: a number, or a table batch size -> ms (linear in between, constant beyond).
         extend_ms_per_token: added for every new token beyond one per request.
-        hidden_size: width of the hidden states (zeros); 0 gives none.
+        hidden_size: width of the hidden states; 0 gives none. They are zeros, except for what `signals` says.
         margin: how far the preferred token's logit lies above the noise, which lies in [-1, 1].
         repeat: start the prompt over instead of ending the response.
+        signals: how often the model is unsure; without it, `margin` decides for all positions alike.
     """
 
     max_batch_size: int = 64
@@ -56,6 +61,7 @@ class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_size: int = 8
     margin: float = 10.0
     repeat: bool = False
+    signals: SignalsConfig | None = None
 
     def __post_init__(self) -> None:
         """Refuses negative times and sizes."""
@@ -71,6 +77,18 @@ class _Sequence:
     prompt_tokens: int
     blocks: int
     tokens: list[int] = field(default_factory=list)
+    key: int | None = None
+
+    @property
+    def position(self) -> int:
+        """Index in the response of the next token."""
+        return len(self.tokens) - self.prompt_tokens
+
+    def prompt_key(self) -> int:
+        """Hash of the prompt, which is complete when logits are wanted; made once."""
+        if self.key is None:
+            self.key = prompt_key(self.tokens[: self.prompt_tokens])
+        return self.key
 
 
 class EmulatedEngine:
@@ -165,16 +183,27 @@ class EmulatedEngine:
         for row in rows:
             self._open[row.handle].tokens.extend(row.tokens)
             new_tokens += len(row.tokens)
-        emitting = [self._open[row.handle] for row in rows if row.emit]
-        logits = self._noise[[(len(s.tokens) - s.prompt_tokens) % _NOISE_ROWS for s in emitting]]
-        for i, sequence in enumerate(emitting):
-            token = self._scripted(sequence)
-            if token is not None:
-                logits[i, token] = self._config.margin
-        hidden = torch.zeros(len(emitting), self._info.hidden_size) if self._info.hidden_size else None
+        result = self._result([self._open[row.handle] for row in rows if row.emit])
         duration_ms = self.step_ms(len(rows)) + self._config.extend_ms_per_token * (new_tokens - len(rows))
         if duration_ms:
             self._sleep(started + duration_ms * 1e-3)
+        return result
+
+    def _result(self, sequences: Sequence[_Sequence]) -> StepResult:
+        """Logits [E, V] and hidden states [E, H] of sequences."""
+        logits = self._noise[[s.position % _NOISE_ROWS for s in sequences]]
+        hidden = torch.zeros(len(sequences), self._info.hidden_size) if self._info.hidden_size else None
+        preferred = torch.full((len(sequences),), self._config.margin)
+        if self._config.signals is not None and sequences:
+            flags = torch.from_numpy(
+                unsure(self._config.signals, [s.prompt_key() for s in sequences], [s.position for s in sequences])
+            )
+            preferred = torch.where(flags, UNSURE_LOGIT, sure_logit(self._config.margin, self._info.vocab_size))
+            if hidden is not None:
+                hidden[:, 0] = torch.where(flags, 1.0, -1.0)
+        tokens = [self._scripted(sequence) for sequence in sequences]
+        index = [i for i, token in enumerate(tokens) if token is not None]
+        logits[index, [token for token in tokens if token is not None]] = preferred[index]
         return StepResult(logits, hidden)
 
     def step_ms(self, batch: int) -> float:
@@ -191,7 +220,7 @@ class EmulatedEngine:
         return table[low] + share * (table[high] - table[low])
 
     def _scripted(self, sequence: _Sequence) -> int | None:
-        position = len(sequence.tokens) - sequence.prompt_tokens
+        position = sequence.position
         if self._config.repeat:
             position %= sequence.prompt_tokens
         return sequence.tokens[position] if position < sequence.prompt_tokens else self._end_id
