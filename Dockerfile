@@ -59,7 +59,8 @@ RUN python3 -m tools.build_repository --help > /dev/null
 # The image's user triton-server. Any other works too: HOME, where libraries cache compiled kernels, is open to all.
 USER 1000:1000
 # hadolint ignore=DL3064
-ENV HOME=/var/lib/tokenrouter USER=triton-server HF_HUB_OFFLINE=1 TOKENROUTER_EXIT_TIMEOUT_S=60
+ENV HOME=/var/lib/tokenrouter USER=triton-server HF_HUB_OFFLINE=1 \
+    TOKENROUTER_CHECKPOINTS=/checkpoints TOKENROUTER_EXIT_TIMEOUT_S=60
 EXPOSE 8000 8001 8002
 # Large models take minutes to load.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m \
