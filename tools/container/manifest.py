@@ -1,0 +1,69 @@
+"""Writes configs/deploy/kubernetes.yaml: the Helm chart, rendered for one deployment, for clusters without Helm.
+
+    python -m tools.container.manifest            # needs helm on PATH: lints the chart, renders it
+    python -m tools.container.manifest --check    # needs no helm: says whether the file is out of date
+
+The file names the digest of what it was rendered from, so that it cannot fall behind unnoticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "configs" / "deploy" / "helm" / "tokenrouter"
+DEPLOYMENT = ROOT / "configs" / "r2r" / "Qwen3-0.6B_Qwen3-32B.yaml"
+MANIFEST = ROOT / "configs" / "deploy" / "kubernetes.yaml"
+
+
+def header() -> str:
+    """The first lines of the manifest."""
+    digest = hashlib.sha256()
+    for path in (*sorted(path for path in CHART.rglob("*") if path.is_file()), DEPLOYMENT):
+        digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
+        digest.update(path.read_bytes())
+    return (
+        f"# Written by tools/container/manifest.py from {CHART.relative_to(ROOT)} and {DEPLOYMENT.relative_to(ROOT)}.\n"
+        f"# Push the image to a registry of yours, name it under `image`, and provide the claim of `checkpoints`.\n"
+        f"# sha256 {digest.hexdigest()}\n"
+    )
+
+
+def render() -> str:
+    """The manifest.
+
+    Raises:
+        subprocess.CalledProcessError: helm finds a fault; its own message has been printed.
+        FileNotFoundError: there is no helm.
+    """
+    helm = shutil.which("helm")
+    if helm is None:
+        raise FileNotFoundError("helm is not on PATH")
+    values = f"--set-file=deployment={DEPLOYMENT}"
+    for lint in ((), (values,), (values, "--set=networkPolicy.enabled=true,mps=true,arguments={--log-verbose=1}")):
+        subprocess.run([helm, "lint", "--quiet", "--strict", str(CHART), *lint], check=True)
+    rendered = subprocess.run(
+        [helm, "template", "tokenrouter", str(CHART), values], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return header() + rendered.stdout
+
+
+def main(check: Annotated[bool, typer.Option("--check", help="Write nothing.")] = False) -> None:
+    """Renders the chart, or says whether the file is out of date."""
+    if check:
+        current = MANIFEST.is_file() and MANIFEST.read_text("utf-8").startswith(header())
+        if not current:
+            print(f"{MANIFEST.relative_to(ROOT)} is out of date: run python -m tools.container.manifest")
+        sys.exit(0 if current else 1)
+    MANIFEST.write_text(render(), "utf-8")
+
+
+if __name__ == "__main__":
+    typer.run(main)
