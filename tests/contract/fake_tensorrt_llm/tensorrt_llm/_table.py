@@ -15,7 +15,7 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def signature(path: str, *, method: bool = False) -> inspect.Signature:
     """The signature of a callable of the table, `self` first for a method."""
     surface = facts.surface(path)
-    kind = POSITIONAL if surface.kind is facts.Kind.CALL else KEYWORD
+    kind = KEYWORD if surface.kind in (facts.Kind.MODEL, facts.Kind.DATACLASS) else POSITIONAL
     parameters = [inspect.Parameter("self", POSITIONAL)] if method else []
     for parameter in surface.parameters:
         if parameter.unsure:

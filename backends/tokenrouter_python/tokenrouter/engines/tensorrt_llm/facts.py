@@ -24,9 +24,13 @@ class Kind(Enum):
 
     MODEL = "pydantic model: keyword arguments only, unknown ones are a ValueError"
     DATACLASS = "dataclass: keyword arguments only, unknown ones are a TypeError"
-    CALL = "function, method or constructor, parameters in this order"
+    CONSTRUCTOR = "class, constructed with parameters in this order"
+    CALL = "function or method, parameters in this order"
+    COROUTINE = "method that is awaited"
     RESULT = "object that the library makes; only its attributes are used"
-    CLASS = "class that must exist, to subclass or to name"
+    CLASS = "class to subclass or to name; only listed attributes are used"
+    ENUM = "enumeration; parameters are its members"
+    VALUE = "value of a module; `returns` is its type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,9 @@ class Surface:
         kind: how it is used.
         source: file of TensorRT-LLM that defines it.
         parameters: what is known of it.
-        returns: Python source of the return type of a CALL.
-        base: qualified name, within the same module, of the base class in the type stubs.
+        returns: Python source of the return type of a CALL, or of the type of a VALUE.
+        base: Python source of the base class, for the type stubs.
+        essential: the adapter cannot work without it.
     """
 
     module: str
@@ -69,6 +74,7 @@ class Surface:
     parameters: tuple[Parameter, ...] = ()
     returns: str = "None"
     base: str = ""
+    essential: bool = True
 
     @property
     def path(self) -> str:
@@ -109,7 +115,8 @@ _CONSTRUCTOR = (
 )
 
 SURFACES: Final[tuple[Surface, ...]] = (
-    Surface("tensorrt_llm", "LLM", Kind.CALL, _LLM, (*_CONSTRUCTOR, _must("**kwargs", "Any"))),
+    Surface("tensorrt_llm", "__version__", Kind.VALUE, "tensorrt_llm/version.py", returns="str"),
+    Surface("tensorrt_llm", "LLM", Kind.CONSTRUCTOR, _LLM, (*_CONSTRUCTOR, _must("**kwargs", "Any"))),
     Surface(
         "tensorrt_llm",
         "LLM.generate_async",
@@ -229,7 +236,18 @@ SURFACES: Final[tuple[Surface, ...]] = (
             *_optional("context_chunking_policy", "dynamic_batch_config"),
         ),
     ),
-    Surface("tensorrt_llm.llmapi", "CapacitySchedulerPolicy", Kind.CLASS, _ARGS),
+    Surface(
+        "tensorrt_llm.llmapi",
+        "CapacitySchedulerPolicy",
+        Kind.ENUM,
+        _ARGS,
+        (
+            Parameter("MAX_UTILIZATION", "str", "MAX_UTILIZATION"),
+            _must("GUARANTEED_NO_EVICT", "str", "GUARANTEED_NO_EVICT"),
+            Parameter("STATIC_BATCH", "str", "STATIC_BATCH"),
+        ),
+        base="str, Enum",
+    ),
     Surface(
         "tensorrt_llm.llmapi",
         "CudaGraphConfig",
@@ -258,7 +276,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
     Surface(
         "tensorrt_llm.llmapi",
         "KvCacheRetentionConfig",
-        Kind.CALL,
+        Kind.CONSTRUCTOR,
         _RETENTION,
         (
             _must("token_range_retention_configs", "list[KvCacheRetentionConfig.TokenRangeRetentionConfig]"),
@@ -270,7 +288,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
     Surface(
         "tensorrt_llm.llmapi",
         "KvCacheRetentionConfig.TokenRangeRetentionConfig",
-        Kind.CALL,
+        Kind.CONSTRUCTOR,
         _RETENTION,
         (
             _must("token_start", "int"),
@@ -306,6 +324,9 @@ SURFACES: Final[tuple[Surface, ...]] = (
             Parameter("avg_decoded_tokens_per_iter", "float | None"),
         ),
     ),
+    Surface("tensorrt_llm.llmapi", "RequestOutput.__aiter__", Kind.CALL, _RESULT, returns="RequestOutput"),
+    Surface("tensorrt_llm.llmapi", "RequestOutput.__anext__", Kind.COROUTINE, _RESULT, returns="RequestOutput"),
+    Surface("tensorrt_llm.llmapi", "RequestOutput.aresult", Kind.COROUTINE, _RESULT, returns="RequestOutput"),
     Surface("tensorrt_llm.llmapi", "RequestOutput.abort", Kind.CALL, _RESULT),
     Surface("tensorrt_llm.llmapi", "RequestOutput.aborted", Kind.CALL, _RESULT, returns="bool"),
     Surface(
@@ -340,6 +361,14 @@ SURFACES: Final[tuple[Surface, ...]] = (
             Parameter("token_ids_diff", "list[int]"),
             Parameter("logprobs_diff", "list[dict[int, Logprob]]"),
         ),
+    ),
+    Surface(
+        "tensorrt_llm.executor.utils",
+        "RequestError",
+        Kind.CLASS,
+        "tensorrt_llm/executor/utils.py",
+        base="RuntimeError",
+        essential=False,
     ),
     Surface(
         "tensorrt_llm.executor.result",
@@ -403,7 +432,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
             Parameter("spaces_between_special_tokens", "bool", True),
         ),
     ),
-    Surface("tensorrt_llm.sampling_params", "LogitsProcessor", Kind.CLASS, _SAMPLING),
+    Surface("tensorrt_llm.sampling_params", "LogitsProcessor", Kind.CLASS, _SAMPLING, base="ABC"),
     Surface(
         "tensorrt_llm.sampling_params",
         "LogitsProcessor.__call__",
@@ -425,7 +454,26 @@ SURFACES: Final[tuple[Surface, ...]] = (
         (_must("name", "str"),),
         returns="Callable[[_Class], _Class]",
     ),
-    Surface("tensorrt_llm._torch.models.modeling_utils", "DecoderModelForCausalLM", Kind.CLASS, _MODELING),
+    Surface(
+        "tensorrt_llm._torch.models.modeling_utils",
+        "DecoderModelForCausalLM",
+        Kind.CLASS,
+        _MODELING,
+        (
+            _must("model", "nn.Module"),
+            _must("lm_head", "nn.Module"),
+            Parameter("model_config", "Any"),
+            Parameter("config", "Any"),
+        ),
+        base="nn.Module",
+    ),
+    Surface(
+        "tensorrt_llm._torch.models.modeling_utils",
+        "DecoderModelForCausalLM.__init__",
+        Kind.CALL,
+        _MODELING,
+        (_must("model_config", "Any"),),
+    ),
     Surface(
         "tensorrt_llm._torch.models.modeling_utils",
         "DecoderModelForCausalLM.forward",

@@ -1,8 +1,8 @@
 """Which KV block holds which tokens: a tree of blocks that outlives the requests, with reuse and eviction.
 
-As in TensorRT-LLM's block manager (cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp): full blocks are shared as soon as
-they are computed, a partly filled last block is stored when its request ends, and a prompt may continue from part of a
-block by taking it over if nobody uses it, else by copying it.
+As in TensorRT-LLM's block manager (cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp): full blocks are shared as soon
+as they are computed, a partly filled last block is stored when its request ends, and a prompt may continue from part of
+a block by taking it over if nobody uses it, else by copying it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class TorchSampler:
             logits += params.embedding_bias
         if params.min_tokens and len(generated) < params.min_tokens and params.end_id is not None:
             logits[params.end_id] = float("-inf")
-        self._whatever_is_ignored(logits, params, prompt, generated)
+        self._ignored(logits, params, prompt, generated)
         if params.greedy:
             return int(logits.argmax())
         return self._draw(logits, params, len(generated))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import queue
 from dataclasses import dataclass, field
@@ -161,10 +162,8 @@ class GenerationResult:
         self._queue.put(response)
         if self._aqueue is None:
             return
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, nobody waits any more
             (self._loop.call_soon_threadsafe if self._loop else _now)(self._aqueue.put_nowait, response)
-        except RuntimeError:
-            pass  # the loop is closed, nobody waits any more
 
     def _handle(self, response: Response) -> None:
         self._done = response.final
