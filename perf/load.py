@@ -31,7 +31,7 @@ def request_bytes(
     outputs: Sequence[str] = ("text_output", "finish_reason"),
     **fields: Any,
 ) -> bytes:
-    """A serialised streaming request of the entry model's tensors, which asks for the given outputs; the prompt is text or token ids."""
+    """A serialised streaming request of the entry model's tensors; the prompt is text or token ids."""
     from tokenrouter.client import _input
 
     given = "text_input" if isinstance(prompt, str) else "input_ids"
