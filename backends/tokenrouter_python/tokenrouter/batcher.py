@@ -7,7 +7,8 @@ requests as soon as
 * ``all_ready``: every request in flight is ready here, so that nothing more can arrive, or
 * ``deadline``: the oldest ready request has waited `max_queue_delay`.
 
-*Ready* are arrivals and residents whose last step is over. Pure: no clock, no lock, no I/O.
+*Ready* are arrivals and residents whose last step is over. Where the engine owns its loop, residents take part in
+every step and are counted by the caller. Pure: no clock, no lock, no I/O.
 """
 
 from __future__ import annotations
@@ -123,21 +124,26 @@ class DelayedBatcher(Generic[Key]):
             self._cached = (in_flight, min(self.policy.threshold_at(in_flight), self._max_batch))
         return self._cached[1]
 
-    def poll(self, *, in_flight: int, now_ns: int) -> Batch[Key] | WaitUntil | None:
+    def poll(self, *, in_flight: int, now_ns: int, residents: int = 0) -> Batch[Key] | WaitUntil | None:
         """What to do now: a batch to start, a time to look again, or None if nothing is ready.
 
         Changes nothing: call `take` with the batch that is started.
+
+        Args:
+            in_flight: requests in flight, n of the rule.
+            now_ns: CLOCK_MONOTONIC in ns.
+            residents: requests that take part in the model's next step without being asked for here.
         """
-        if not self._ready:
+        if not self._ready or residents >= self._max_batch:
             return None
-        ready = len(self._ready)
+        ready = len(self._ready) + residents
         if ready >= self.threshold(in_flight):
-            return self._batch(Reason.THRESHOLD)
+            return self._batch(Reason.THRESHOLD, residents)
         if ready >= in_flight:
-            return self._batch(Reason.ALL_READY)
+            return self._batch(Reason.ALL_READY, residents)
         deadline_ns = next(iter(self._ready.values())) + self.policy.max_queue_delay_ns
         if now_ns >= deadline_ns:
-            return self._batch(Reason.DEADLINE)
+            return self._batch(Reason.DEADLINE, residents)
         return WaitUntil(deadline_ns)
 
     def take(self, batch: Batch[Key]) -> None:
@@ -145,5 +151,5 @@ class DelayedBatcher(Generic[Key]):
         for key in batch.keys:
             del self._ready[key]
 
-    def _batch(self, reason: Reason) -> Batch[Key]:
-        return Batch(tuple(islice(self._ready, self._max_batch)), reason)
+    def _batch(self, reason: Reason, residents: int) -> Batch[Key]:
+        return Batch(tuple(islice(self._ready, self._max_batch - residents)), reason)

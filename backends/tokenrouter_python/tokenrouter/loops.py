@@ -21,7 +21,7 @@ from tokenrouter.messages import Codec, Hello, Message
 from tokenrouter.orchestrator import Orchestrator
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
-from tokenrouter.subserver import StepPlan, Subserver
+from tokenrouter.subserver import Subserver
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class DecodingLoop:
     def _run(self) -> None:
         try:
             self._subserver = subserver = self._build()
+            subserver.listen(self._carrier.wake)
         except BaseException as exc:
             self._failure = exc
             self._carrier.close()
@@ -108,13 +109,14 @@ class DecodingLoop:
     def _turn(self, subserver: Subserver) -> None:
         now_ns = time.monotonic_ns()
         plan = subserver.poll(now_ns=now_ns)
-        look_ns = now_ns if isinstance(plan, StepPlan) else plan.at_ns if isinstance(plan, WaitUntil) else None
+        # Work is at hand, or a time is known, or only a message or the engine's news will wake this thread.
+        look_ns = plan.at_ns if isinstance(plan, WaitUntil) else None if plan is None else now_ns
         events = self._carrier.poll(_timeout_s(look_ns, now_ns=now_ns))
         now_ns = time.monotonic_ns()
         for event in events:
             self._handle(subserver, event, now_ns)
         plan = subserver.poll(now_ns=now_ns)
-        if isinstance(plan, StepPlan):
+        if plan is not None and not isinstance(plan, WaitUntil):
             subserver.run_step(plan)
         _send(self._carrier, subserver.outbox)
         subserver.outbox.clear()

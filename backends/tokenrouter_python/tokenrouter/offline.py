@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from tokenrouter.batcher import WaitUntil
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.errors import RouterError
@@ -20,7 +21,7 @@ from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Result, Update
-from tokenrouter.subserver import StepPlan, Subserver
+from tokenrouter.subserver import Subserver
 
 _PEER = 1
 # Nobody is ready and nobody's delay is over yet; delays are of the order of milliseconds.
@@ -185,7 +186,7 @@ class TokenRouter:
 
     def _turn(self, subserver: Subserver) -> bool:
         plan = subserver.poll(now_ns=time.monotonic_ns())
-        if not isinstance(plan, StepPlan):
+        if plan is None or isinstance(plan, WaitUntil):
             return False
         subserver.run_step(plan)
         self._exchange(time.monotonic_ns())

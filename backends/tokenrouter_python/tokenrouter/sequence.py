@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tokenrouter.messages import Sampling
+from tokenrouter.messages import Outcome, PolicySpec, Sampling
 from tokenrouter.policies.base import Policy, Visit
 
 
@@ -31,6 +31,7 @@ class ModelSequence:
         "sampling",
         "seed",
         "source",
+        "spec",
         "state",
         "tokens",
         "visit",
@@ -38,7 +39,15 @@ class ModelSequence:
     )
 
     def __init__(
-        self, *, model: str, tokens: Sequence[int], prompt_tokens: int, sampling: Sampling, policy: Policy, handle: Any
+        self,
+        *,
+        model: str,
+        tokens: Sequence[int],
+        prompt_tokens: int,
+        sampling: Sampling,
+        policy: Policy,
+        handle: Any,
+        spec: PolicySpec | None = None,
     ) -> None:
         self.model = model
         self.tokens = list(tokens)
@@ -46,6 +55,7 @@ class ModelSequence:
         self.sampling = sampling
         self.seed = sampling.seed
         self.policy = policy
+        self.spec = spec
         self.handle = handle
         self.banned: Sequence[int] = ()
         self.kv_length = 0
@@ -67,6 +77,17 @@ class ModelSequence:
     def unseen(self) -> int:
         """Tokens that the next step has to run."""
         return len(self.tokens) - self.kv_length
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether the next token is the last one of a visit whose limit was known beforehand."""
+        return self.plan.limit is not None and self.visit_tokens + 1 >= self.plan.limit
+
+    def end(self) -> Outcome | None:
+        """How the response ends with the token that was committed last, or None if it goes on."""
+        if self.tokens[-1] in self.sampling.end_ids:
+            return Outcome.STOP
+        return Outcome.LENGTH if self.position >= self.sampling.max_tokens else None
 
     def splice(self, start: int, tokens: Sequence[int]) -> None:
         """Replaces everything from position `start` on."""

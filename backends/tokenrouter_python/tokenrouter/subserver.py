@@ -1,25 +1,23 @@
-"""The subserver of one model: scheduler, engine and local router in one decoding loop, without I/O or clock.
+"""The subserver of one model: messages, visits and reports, without I/O or clock.
 
 The shell feeds messages with `handle`, asks `poll` what to do at a time, executes the plan with `run_step`, and sends
-what `outbox` holds. One engine step serves every ready request, extends and decodes mixed; the policy is asked once for
-the whole batch; everything that the step has to tell goes out as one `Report` per orchestrator.
+what `outbox` holds. What runs the visits is a `runner.Runner`: one for engines that are stepped, one for engines that
+own their loop. Everything that a plan has to tell goes out as one `Report` per orchestrator.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any
 
-from tokenrouter import sampling
-from tokenrouter.batcher import Batch, DelayedBatcher, QueuePolicy, WaitUntil
-from tokenrouter.engines.base import Engine, EngineRow, StepResult
-from tokenrouter.errors import ConfigError, PolicyFailed, ProtocolError, RouterError
+from tokenrouter.batcher import DelayedBatcher, QueuePolicy, WaitUntil
+from tokenrouter.engines.base import Engine, LoopEngine
+from tokenrouter.errors import ConfigError, ProtocolError, RouterError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
-    Codec,
     Hello,
     InFlight,
     ModelInfo,
@@ -32,26 +30,17 @@ from tokenrouter.messages import (
     ToOrchestrator,
     ToSubserver,
 )
-from tokenrouter.policies import PolicyCache
-from tokenrouter.policies.base import Handoff, Policy, PolicyContext, RouteBatch, Visit, destination_names
+from tokenrouter.policies import PolicyCache, calls
+from tokenrouter.policies.base import Policy, PolicyContext
+from tokenrouter.runner import Key, Plan, Runner, StepPlan, SubmitPlan, failed
 from tokenrouter.sequence import ModelSequence
 from tokenrouter.statistics import SubserverStatistics
+from tokenrouter.stepping import SteppingRunner
+from tokenrouter.submitting import SubmittingRunner
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Key: TypeAlias = tuple[int, int]
-"""(peer, request): orchestrators number their requests independently."""
+__all__ = ["Key", "Plan", "StepPlan", "SubmitPlan", "Subserver"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One engine step: which requests take part with how many new tokens, in the order of the batch."""
-
-    batch: Batch[Key]
-    rows: tuple[tuple[Key, int], ...]
 
 
 @dataclass(slots=True)
@@ -69,7 +58,7 @@ class Subserver:
 
     Args:
         name: the model's name in the deployment.
-        engine: a stepped engine.
+        engine: a stepped engine, or one that owns its loop.
         queue_policy: thresholds of delayed batching.
         shares: KV quota in blocks by the share that an orchestrator's `Hello` names. Together at most the pool.
         context: builds the policy context for a peer's list of models.
@@ -79,7 +68,7 @@ class Subserver:
     def __init__(
         self,
         name: str,
-        engine: Engine,
+        engine: Engine | LoopEngine,
         *,
         queue_policy: QueuePolicy,
         shares: dict[str, int],
@@ -101,11 +90,13 @@ class Subserver:
         self._batcher: DelayedBatcher[Key] = DelayedBatcher(queue_policy, max_batch=info.max_batch)
         self._shares = shares
         self._context = context
-        self._clock_ns = clock_ns
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
         self._peers: dict[int, _Peer] = {}
         self._sequences: dict[Key, ModelSequence] = {}
-        self._idle_since_ns = 0
+        runner: type[Any] = SteppingRunner if info.stepped else SubmittingRunner
+        self._runner: Runner = runner(
+            name, engine, self._batcher, self._sequences, statistics=self.statistics, clock_ns=clock_ns
+        )
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -192,23 +183,30 @@ class Subserver:
         key = (peer, message.request)
         self._drop(key)
         try:
-            policy = self.policy(message.policy, self._peers[peer].models)
-            banned = self._mask(policy)
-            handle = self.engine.open(kv_tokens=message.kv_tokens, prompt_tokens=message.prompt_tokens)
+            sequence = self._sequence(message, self._peers[peer].models)
         except Exception as exc:
-            self._reply(peer, _failed(message.request, message.visit, exc), now_ns)
+            self._reply(peer, failed(message.request, message.visit, exc), now_ns)
             return
-        self._sequences[key] = sequence = ModelSequence(
+        self._sequences[key] = sequence
+        self._peers[peer].requests.add(message.request)
+        self._arrive(key, sequence, message, now_ns)
+
+    def _sequence(self, message: Open, models: tuple[str, ...]) -> ModelSequence:
+        """The request with its KV."""
+        policy = self.policy(message.policy, models)
+        sequence = ModelSequence(
             model=self.name,
             tokens=message.tokens,
             prompt_tokens=message.prompt_tokens,
             sampling=message.sampling,
             policy=policy,
-            handle=handle,
+            handle=None,
+            spec=message.policy,
         )
-        sequence.banned = banned
-        self._peers[peer].requests.add(message.request)
-        self._arrive(key, sequence, message, now_ns)
+        sequence.banned = calls.mask(policy, self.name, self.engine.info.vocab_size)
+        self._runner.admit(sequence)
+        sequence.handle = self.engine.open(kv_tokens=message.kv_tokens, prompt_tokens=message.prompt_tokens)
+        return sequence
 
     def _resume(self, peer: int, message: Resume, now_ns: int) -> None:
         key = (peer, message.request)
@@ -217,36 +215,21 @@ class Subserver:
             self._drop(key)
             self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
             return
-        self._batcher.discard(key)
+        self._runner.leave(key)
         sequence.splice(message.start, message.tokens)
-        self.engine.truncate(sequence.handle, sequence.kv_length)
         self._arrive(key, sequence, message, now_ns)
 
     def _arrive(self, key: Key, sequence: ModelSequence, message: Open | Resume, now_ns: int) -> None:
         sequence.arrive(visit=message.visit, source=message.source, state=message.state)
         try:
-            sequence.plan = self._receive(sequence)
+            sequence.plan = calls.receive(sequence)
         except RouterError as exc:
-            self._reply(key[0], _failed(message.request, message.visit, exc), now_ns)
+            self._reply(key[0], failed(message.request, message.visit, exc), now_ns)
             self._drop(key)
             return
-        self._batcher.add(key, now_ns=now_ns)
-        self.statistics.arrived(now_ns=now_ns, left_ns=message.left_ns, idle_since_ns=self._idle_since_ns)
-
-    def _mask(self, policy: Policy) -> Sequence[int]:
-        with _policy_errors(policy, "mask"):
-            width = self.engine.info.vocab_size
-            banned = policy.mask(self.name, width)
-            if len(banned) and not 0 <= min(banned) <= max(banned) < width:
-                raise PolicyFailed(f"mask returned ids from {min(banned)} to {max(banned)}; they lie in [0, {width})")
-            return banned
-
-    def _receive(self, sequence: ModelSequence) -> Visit:
-        with _policy_errors(sequence.policy, "receive"):
-            plan = sequence.policy.receive(sequence)
-            if plan.limit is not None and (plan.limit < 1 or plan.then not in sequence.policy.models):
-                raise PolicyFailed(f"receive returned {plan}; a limit is at least 1 and names a model to go on with")
-            return plan
+        self._runner.arrive(key, sequence, now_ns=now_ns)
+        idle_since_ns = self._runner.idle_since_ns
+        self.statistics.arrived(now_ns=now_ns, left_ns=message.left_ns, idle_since_ns=idle_since_ns)
 
     def _reply(self, peer: int, row: ReportRow, now_ns: int) -> None:
         self.outbox.append((peer, Report(now_ns, [row])))
@@ -254,7 +237,7 @@ class Subserver:
     def _drop(self, key: Key, peer: _Peer | None = None) -> None:
         sequence = self._sequences.pop(key, None)
         if sequence is not None:
-            self._batcher.discard(key)
+            self._runner.leave(key)
             self.engine.close(sequence.handle)
             (peer or self._peers[key[0]]).requests.discard(key[1])
 
@@ -264,195 +247,25 @@ class Subserver:
             self._policies[models] = PolicyCache(self._context(models))
         return self._policies[models].get(spec)
 
-    # --- steps --------------------------------------------------------------------------------------------------
+    def listen(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, when `poll` may have something although no message came."""
+        self._runner.listen(wake)
 
-    def poll(self, *, now_ns: int) -> StepPlan | WaitUntil | None:
-        """What to do now: a step to run, a time to look again, or None until a message arrives. Changes nothing."""
-        decision = self._batcher.poll(in_flight=self.in_flight, now_ns=now_ns)
-        if not isinstance(decision, Batch):
-            return decision
-        return StepPlan(decision, tuple(self._share_out(decision.keys)))
+    # --- plans --------------------------------------------------------------------------------------------------
 
-    def _share_out(self, keys: Sequence[Key]) -> Iterator[tuple[Key, int]]:
-        """New tokens per request under the token budget: decodes first, then extends in the order of arrival."""
-        budget = self.engine.info.max_num_tokens
-        unseen = {key: self._sequences[key].unseen for key in keys}
-        for key in sorted(keys, key=lambda key: unseen[key] > 1):
-            share = min(unseen[key], budget)
-            if share == 0:
-                return
-            budget -= share
-            yield key, share
+    def poll(self, *, now_ns: int) -> Plan | WaitUntil | None:
+        """What to do now: a plan to run, a time to look again, or None until something arrives. Changes nothing."""
+        return self._runner.poll(in_flight=self.in_flight, now_ns=now_ns)
 
-    def run_step(self, plan: StepPlan) -> None:
-        """Executes a plan: forward pass, sampling, routing, reports into the outbox.
-
-        A failing policy fails only its own requests, a failing engine the requests of this step.
-        """
-        started_ns = self._clock_ns()
-        keys = tuple(key for key, _ in plan.rows)
-        self.statistics.step_started(plan.batch.reason, [started_ns - self._batcher.ready_since(key) for key in keys])
-        self._batcher.take(Batch(keys, plan.batch.reason))
-        sequences = [self._sequences[key] for key in keys]
-        shares = [share for _, share in plan.rows]
-        emitting = [
-            key for key, sequence, share in zip(keys, sequences, shares, strict=True) if share == sequence.unseen
-        ]
-        try:
-            result = self.engine.step([_engine_row(s, share) for s, share in zip(sequences, shares, strict=True)])
-            for sequence, share in zip(sequences, shares, strict=True):
-                sequence.kv_length += share
-            rows = self._decide(emitting, result)
-        except Exception as exc:
-            log.exception("step of %s failed", self.name)
-            rows = {key: _failed(key[1], self._sequences[key].visit, exc) for key in keys}
-        now_ns = self._idle_since_ns = self._clock_ns()
-        self.statistics.step_finished(len(keys), sum(shares), sum(s - 1 for s in shares), now_ns - started_ns)
-        self._settle(keys, rows, now_ns)
-
-    def _settle(self, keys: Sequence[Key], rows: dict[Key, ReportRow], now_ns: int) -> None:
-        """Residents and unfinished prefills are ready again; everything else leaves, ends, or is dropped."""
+    def run_step(self, plan: Plan) -> None:
+        """Executes a plan and puts what it has to tell into the outbox."""
+        rows, now_ns = self._runner.run(plan)
         reports: dict[int, list[ReportRow]] = {}
-        for key in keys:
-            row = rows.get(key)
-            if row is not None:
-                reports.setdefault(key[0], []).append(row)
-            if row is None or row.outcome == Outcome.STAY:
-                self._batcher.add(key, now_ns=now_ns)
-            elif row.outcome == Outcome.LEAVE:
+        for key, row in rows:
+            reports.setdefault(key[0], []).append(row)
+            if row.outcome == Outcome.LEAVE:
                 self._sequences[key].resident = False
-            else:
+            elif row.outcome != Outcome.STAY:
                 self._drop(key)
             self.statistics.settled(row)
         self.outbox.extend((peer, Report(now_ns, peer_rows)) for peer, peer_rows in reports.items())
-
-    def _decide(self, keys: Sequence[Key], result: StepResult) -> dict[Key, ReportRow]:
-        """What becomes of every request that got logits."""
-        if not keys:
-            return {}
-        sequences = [self._sequences[key] for key in keys]
-        tokens = sampling.sample(result.logits, sequences)
-        token_ids: list[int] = tokens.tolist()
-        log_probs: list[float] | None = None
-        if any(sequence.sampling.log_probs for sequence in sequences):
-            log_probs = sampling.log_probs(result.logits, tokens).tolist()
-        targets = self._route(sequences, tokens, result)
-        rows = {}
-        for i, (key, sequence, target) in enumerate(zip(keys, sequences, targets, strict=True)):
-            log_prob = log_probs[i] if log_probs is not None and sequence.sampling.log_probs else None
-            rows[key] = self._row(key[1], sequence, token_ids[i], target, log_prob)
-        return rows
-
-    def _route(
-        self, sequences: Sequence[ModelSequence], tokens: Tensor, result: StepResult
-    ) -> list[str | PolicyFailed]:
-        """The next model per request, or why the policy could not say; each policy is asked once for all its rows."""
-        targets: list[str | PolicyFailed] = [self.name] * len(sequences)
-        groups: dict[Policy, list[int]] = {}
-        for i, sequence in enumerate(sequences):
-            limit = sequence.plan.limit
-            if limit is not None and sequence.visit_tokens + 1 >= limit:
-                targets[i] = sequence.plan.then
-            else:
-                groups.setdefault(sequence.policy, []).append(i)
-        for policy, index in groups.items():
-            try:
-                answer = self._ask(policy, index, sequences, tokens, result)
-            except RouterError as exc:
-                answer = [PolicyFailed(str(exc))] * len(index)
-            for i, target in zip(index, answer, strict=True):
-                targets[i] = target
-        return targets
-
-    def _ask(
-        self,
-        policy: Policy,
-        index: list[int],
-        sequences: Sequence[ModelSequence],
-        tokens: Tensor,
-        result: StepResult,
-    ) -> list[str | PolicyFailed]:
-        whole = len(index) == len(sequences)
-        batch = RouteBatch(
-            model=self.name,
-            rows=sequences if whole else [sequences[i] for i in index],
-            tokens=tokens if whole else tokens[index],
-            logits=result.logits if whole else result.logits[index],
-            hidden=result.hidden if whole or result.hidden is None else result.hidden[index],
-        )
-        with _policy_errors(policy, "route"):
-            return list(destination_names(policy.route(batch), batch, policy.models))
-
-    def _row(
-        self, request: int, sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None
-    ) -> ReportRow:
-        """One request's line of the report; commits the token unless the policy discards it."""
-        if isinstance(target, PolicyFailed):
-            return _failed(request, sequence.visit, target)
-        limited = sequence.plan.limit is not None and sequence.visit_tokens + 1 >= sequence.plan.limit
-        handoff = Handoff(keep_token=True)
-        if target != self.name:
-            try:
-                handoff = self._send(sequence, target, handoff if limited else None)
-            except PolicyFailed as exc:
-                return _failed(request, sequence.visit, exc)
-        outcome = Outcome.STAY if target == self.name else Outcome.LEAVE
-        tokens: list[int] = []
-        if handoff.keep_token:
-            sequence.commit(token)
-            tokens.append(token)
-            outcome = _ended(sequence, token) or outcome
-        if handoff.state is not None:
-            sequence.state = handoff.state
-        leaves = outcome == Outcome.LEAVE
-        return ReportRow(
-            request,
-            sequence.visit,
-            outcome,
-            tokens,
-            target if leaves else "",
-            sequence.state if leaves else None,
-            [log_prob] if log_prob is not None and tokens else None,
-        )
-
-    def _send(self, sequence: ModelSequence, target: str, handoff: Handoff | None) -> Handoff:
-        """What travels: `handoff` or what the policy says, with the state as the other side will see it."""
-        with _policy_errors(sequence.policy, "send"):
-            handoff = handoff or sequence.policy.send(sequence, target)
-            state = sequence.state if handoff.state is None else handoff.state
-            # Here, because a state that cannot travel is this policy's failure and must not end the loop. The copy also
-            # keeps the two sides apart where no wire does.
-            return Handoff(bool(handoff.keep_token), Codec.copy_state(state))
-
-
-class _policy_errors:
-    """Turns whatever a policy raises into `PolicyFailed` that names the policy and the method."""
-
-    def __init__(self, policy: Policy, method: str) -> None:
-        self._where = f"policy {policy.name or type(policy).__name__!r}, {method}"
-
-    def __enter__(self) -> None:
-        """Nothing to set up."""
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        if isinstance(exc, Exception):
-            raise PolicyFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
-
-
-def _engine_row(sequence: ModelSequence, share: int) -> EngineRow:
-    start = sequence.kv_length
-    return EngineRow(sequence.handle, sequence.tokens[start : start + share], emit=share == sequence.unseen)
-
-
-def _ended(sequence: ModelSequence, token: int) -> Outcome | None:
-    if token in sequence.sampling.end_ids:
-        return Outcome.STOP
-    if sequence.position >= sequence.sampling.max_tokens:
-        return Outcome.LENGTH
-    return None
-
-
-def _failed(request: int, visit: int, exc: Exception) -> ReportRow:
-    slug = exc.slug if isinstance(exc, RouterError) else "engine_failed"
-    text = str(exc) if isinstance(exc, RouterError) else f"{type(exc).__name__}: {exc}"
-    return ReportRow(request, visit, Outcome.FAILED, [], error=(slug, text))

@@ -1,17 +1,22 @@
-"""What a subserver needs from an engine it steps itself.
+"""What a subserver needs from an engine: `Engine` is stepped by the subserver, `LoopEngine` owns its loop.
 
-An engine owns model weights and a paged KV cache. It knows sequences by handle and token counts; which request a
-sequence belongs to, what gets sampled and who writes next is decided above it.
+Both own model weights and a paged KV cache, and lease blocks of it to sequences that they know by handle. A stepped
+engine knows nothing else: what gets sampled and who writes next is decided above it. An engine that owns its loop is
+handed whole visits instead, runs sampler and policy itself, and tells what became of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tokenrouter.messages import Outcome
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tokenrouter.sequence import ModelSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class EngineInfo:
         max_batch: most sequences in one step.
         max_num_tokens: most new tokens in one step over all sequences (caps prefill).
         emulated: true if the tokens do not come from a real model; shown in every output.
+        stepped: whether it is an `Engine`; otherwise it is a `LoopEngine`.
     """
 
     name: str
@@ -39,6 +45,7 @@ class EngineInfo:
     max_batch: int
     max_num_tokens: int
     emulated: bool = False
+    stepped: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +76,8 @@ class StepResult:
     hidden: Tensor | None
 
 
-class Engine(Protocol):
-    """A stepped engine. Not thread-safe: one decoding loop owns it."""
+class KvEngine(Protocol):
+    """What both kinds have in common. Not thread-safe: one decoding loop owns it."""
 
     @property
     def info(self) -> EngineInfo:
@@ -99,17 +106,6 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self, rows: Sequence[EngineRow]) -> StepResult:
-        """Runs one forward pass over extends and decodes mixed in one batch and keeps their KV.
-
-        At most `info.max_batch` rows and `info.max_num_tokens` new tokens. A handle occurs at most once.
-        """
-        ...
-
-    def truncate(self, handle: Any, length: int) -> None:
-        """Forgets the KV of all tokens from position `length` on; the lease stays. No-op if shorter already."""
-        ...
-
     def close(self, handle: Any) -> None:
         """Gives the lease back. Closing twice is harmless."""
         ...
@@ -124,6 +120,81 @@ class Engine(Protocol):
 
     def shutdown(self) -> None:
         """Frees everything; the engine is not used afterwards."""
+        ...
+
+
+class Engine(KvEngine, Protocol):
+    """A stepped engine."""
+
+    def step(self, rows: Sequence[EngineRow]) -> StepResult:
+        """Runs one forward pass over extends and decodes mixed in one batch and keeps their KV.
+
+        At most `info.max_batch` rows and `info.max_num_tokens` new tokens. A handle occurs at most once.
+        """
+        ...
+
+    def truncate(self, handle: Any, length: int) -> None:
+        """Forgets the KV of all tokens from position `length` on; the lease stays. No-op if shorter already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class VisitNews:
+    """What an engine that owns its loop has to tell about a visit; the last one has another outcome than STAY.
+
+    Attributes:
+        ticket: what the visit was submitted under.
+        outcome: STAY while it goes on; LENGTH if the visit's last allowed token was written; LEAVE, STOP and FAILED as in
+            `messages.Outcome`.
+        tokens: committed since the last news, ids.
+        target: the next model if the policy sent the request away.
+        cached_tokens: how many tokens of the submission were found in the KV cache, once that is known.
+        error: why it failed.
+    """
+
+    ticket: int
+    outcome: Outcome
+    tokens: tuple[int, ...] = ()
+    target: str = ""
+    cached_tokens: int | None = None
+    error: Exception | None = None
+
+
+class LoopEngine(KvEngine, Protocol):
+    """An engine that owns its loop: visits go in, tokens and hand-offs come out, at times of its own."""
+
+    def admit(self, sequence: ModelSequence) -> None:
+        """Refuses what this engine can never serve.
+
+        Raises:
+            RouterError: says why, and what to do instead.
+        """
+        ...
+
+    def submit(self, visits: Sequence[tuple[int, ModelSequence]]) -> None:
+        """Hands visits over, to run together as far as possible; takes copies of what it needs, never blocks.
+
+        Args:
+            visits: ticket and sequence of each. The visit runs until the policy sends the request away, its limit
+                (`ModelSequence.plan`) is reached, or the response ends. A ticket is used once.
+        """
+        ...
+
+    def cancel(self, ticket: int) -> None:
+        """Ends a visit as soon as possible; news of it may still come. Unknown tickets are ignored."""
+        ...
+
+    def collect(self) -> list[VisitNews]:
+        """News since the last call, in order of events."""
+        ...
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `collect` has something."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, from any thread, whenever there is news."""
         ...
 
 

@@ -1,0 +1,61 @@
+"""Calls of a policy's methods as the runtime makes them: answers are checked, errors name the policy and the method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tokenrouter.errors import PolicyFailed
+from tokenrouter.messages import Codec
+from tokenrouter.policies.base import Handoff, Policy, RouteBatch, Visit, destination_names
+
+if TYPE_CHECKING:
+    from tokenrouter.sequence import ModelSequence
+
+
+class policy_errors:
+    """Turns whatever a policy raises into `PolicyFailed` that names the policy and the method."""
+
+    def __init__(self, policy: Policy, method: str) -> None:
+        self._where = f"policy {policy.name or type(policy).__name__!r}, {method}"
+
+    def __enter__(self) -> None:
+        """Nothing to set up."""
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
+        if isinstance(exc, Exception):
+            raise PolicyFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
+
+
+def mask(policy: Policy, model: str, vocab_size: int) -> Sequence[int]:
+    """Ids that `model` must not sample, all within its logits."""
+    with policy_errors(policy, "mask"):
+        banned = policy.mask(model, vocab_size)
+        if len(banned) and not 0 <= min(banned) <= max(banned) < vocab_size:
+            raise PolicyFailed(f"mask returned ids from {min(banned)} to {max(banned)}; they lie in [0, {vocab_size})")
+        return banned
+
+
+def receive(sequence: ModelSequence) -> Visit:
+    """How long the visit lasts."""
+    with policy_errors(sequence.policy, "receive"):
+        plan = sequence.policy.receive(sequence)
+        if plan.limit is not None and (plan.limit < 1 or plan.then not in sequence.policy.models):
+            raise PolicyFailed(f"receive returned {plan}; a limit is at least 1 and names a model to go on with")
+        return plan
+
+
+def route(policy: Policy, batch: RouteBatch) -> list[str]:
+    """The model that goes on, per row."""
+    with policy_errors(policy, "route"):
+        return destination_names(policy.route(batch), batch, policy.models)
+
+
+def send(sequence: ModelSequence, target: str) -> Handoff:
+    """What travels, with a copy of the state as the other side will see it; the state is never None."""
+    with policy_errors(sequence.policy, "send"):
+        handoff = Handoff(keep_token=True) if sequence.at_limit else sequence.policy.send(sequence, target)
+        state = sequence.state if handoff.state is None else handoff.state
+        # Here, because a state that cannot travel is this policy's failure and must not end the loop. The copy also
+        # keeps the two sides apart where no wire does.
+        return Handoff(bool(handoff.keep_token), Codec.copy_state(state))
