@@ -36,11 +36,11 @@ class Timing:
     finish_reason: str = ""
     error: str = ""
 
-    def add(self, tokens: int) -> None:
-        """Counts tokens that have just come."""
+    def add(self, tokens: int, at: float | None = None) -> None:
+        """Counts tokens that came at a moment, by default now."""
         if not tokens:
             return
-        now = time.perf_counter()
+        now = time.perf_counter() if at is None else at
         if self.tokens:
             self.longest_gap_s = max(self.longest_gap_s, now - self.last)
         else:
