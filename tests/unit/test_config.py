@@ -59,11 +59,14 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
         max_inflight="3",
         connect_timeout_ms="250",
         end_ids="1, 2",
+        allow_added_tokens="true",
+        allow_special_tokens="true",
     )
     assert config.models == ("a", "b", "c")
     assert config.policy == PolicySpec("random", '{"p": 0.5}')
     assert config.selectable == {"single", "random"}
     assert (config.max_inflight, config.connect_timeout_ns, config.end_ids) == (3, 250_000_000, (1, 2))
+    assert (config.allow_added_tokens, config.allow_special_tokens) == (True, True)
     assert config.queue == EntryQueuePolicy(7, 500_000_000, reject=False, allow_timeout_override=False)
 
 
@@ -79,6 +82,7 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
         pytest.param({"connect_timeout_ms": "-1"}, "parameter connect_timeout_ms is '-1'", id="negative"),
         pytest.param({"end_ids": "eos"}, "parameter end_ids is 'eos'", id="no-ids"),
         pytest.param({"end_ids": "5,-1"}, "parameter end_ids is '5,-1'", id="negative-id"),
+        pytest.param({"allow_special_tokens": "true"}, "allow_special_tokens needs end_ids", id="special-tokens"),
         pytest.param({"max_inflght": "3"}, "unknown parameter 'max_inflght'.*known: .*max_inflight", id="unknown"),
     ],
 )
@@ -112,7 +116,7 @@ def test_every_setting_of_a_subserver_is_read(tmp_path: Path) -> None:
     config = subserver(
         tmp_path,
         {"preferred_batch_size": [8, 4], "max_queue_delay_microseconds": "1500"},
-        "engine: emulated\nmodel: weights\nstep_ms: 3\n",
+        "engine: emulated\nmodel: weights\nstep_ms: 3\nload_after: [large]\n",
         role="subserver",
         batch_thresholds='{"1": 1, "8": 4}',
         direct_kv_share="0",
@@ -121,7 +125,7 @@ def test_every_setting_of_a_subserver_is_read(tmp_path: Path) -> None:
     assert (config.engine, config.checkpoint) == ("emulated", (tmp_path / "weights").resolve())
     assert config.engine_options == {"step_ms": 3}
     assert config.queue_policy == QueuePolicy(4, 1_500_000, {1: 1, 8: 4})
-    assert (config.direct_kv_share, config.max_inflight) == (0.0, 2)
+    assert (config.direct_kv_share, config.max_inflight, config.load_after) == (0.0, 2, ("large",))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +166,10 @@ def test_bad_batching_names_the_model_and_the_field(tmp_path: Path, batching: di
 @pytest.mark.parametrize(
     ("yaml", "says"),
     [
-        pytest.param("engine: vllm", "model.yaml: engine is 'vllm'; known: emulated, torch", id="unknown-engine"),
+        pytest.param(
+            "engine: vllm", "model.yaml: engine is 'vllm'; known: emulated, tensorrt_llm, torch", id="unknown-engine"
+        ),
+        pytest.param("load_after: large", "model.yaml: load_after is 'large'; it is a list", id="load-after"),
         pytest.param("- a", "model.yaml must hold a mapping", id="a-list"),
         pytest.param("", "model.yaml must hold a mapping", id="empty"),
         pytest.param("a: [", "model.yaml is not valid YAML", id="no-yaml"),

@@ -87,3 +87,34 @@ def test_a_swapped_id_is_refused_even_then(repository: Path) -> None:
     folders = {name: repository / name / "1" for name in ("small", "large")}
     with pytest.raises(ConfigError, match="token id 5 is"):
         check_same_tokenizer(folders, allow_added_tokens=True)
+
+
+def specials(folder: Path, *texts: str) -> Path:
+    """A checkpoint folder whose tokenizer has these special tokens behind the bytes and their end token."""
+    folder.mkdir()
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in texts])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 256 + len(texts), "vocab_size": 300}))
+    return folder
+
+
+def test_special_tokens_of_other_meaning_are_accepted_on_request_only(tmp_path: Path) -> None:
+    folders = {"one": specials(tmp_path / "one", "<think>"), "other": specials(tmp_path / "other", "<|box|>", "<b>")}
+    with pytest.raises(ConfigError, match=r"token id 257 is '<think>' and '<\|box\|>'.*allow_special_tokens"):
+        check_same_tokenizer(folders, allow_added_tokens=True)
+    check_same_tokenizer(folders, allow_added_tokens=True, allow_special_tokens=True)
+    with pytest.raises(ConfigError, match="token id 258 is None"):
+        check_same_tokenizer(folders, allow_special_tokens=True)
+
+
+def test_a_swapped_byte_is_refused_with_other_special_tokens_too(tmp_path: Path) -> None:
+    folders = {"one": specials(tmp_path / "one", "<think>"), "other": specials(tmp_path / "other", "<|box|>")}
+    path = folders["other"] / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = (next(text for text, i in vocabulary.items() if i == wanted) for wanted in (5, 9))
+    vocabulary[first], vocabulary[second] = 9, 5
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="token id 5 is"):
+        check_same_tokenizer(folders, allow_special_tokens=True)

@@ -22,7 +22,7 @@ from tokenrouter.queue_policy import EntryQueuePolicy
 
 T = TypeVar("T")
 
-ENGINES = ("emulated", "torch")
+ENGINES = ("emulated", "tensorrt_llm", "torch")
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class EntryConfig:
             `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `queue_policy`.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
+        allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
     """
 
     models: tuple[str, ...]
@@ -49,6 +50,7 @@ class EntryConfig:
     queue: EntryQueuePolicy
     end_ids: tuple[int, ...] | None
     allow_added_tokens: bool
+    allow_special_tokens: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class SubserverConfig:
         direct_kv_share: share of the KV pool for calls that go to this model directly, in [0, 1).
         max_inflight: most direct calls that run at once.
         queue: queue of direct calls.
+        load_after: models that load their engine before this one, if they load at all (`load_after` in model.yaml).
     """
 
     engine: str
@@ -72,6 +75,7 @@ class SubserverConfig:
     direct_kv_share: float
     max_inflight: int
     queue: EntryQueuePolicy
+    load_after: tuple[str, ...] = ()
 
 
 class _Parameters:
@@ -141,8 +145,11 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
         queue=_entry_queue(parameters),
         end_ids=parameters.take("end_ids", _ids, None, "a comma-separated list of token ids"),
         allow_added_tokens=parameters.take("allow_added_tokens", _boolean, False, "true or false"),
+        allow_special_tokens=parameters.take("allow_special_tokens", _boolean, False, "true or false"),
     )
     parameters.done()
+    if config.allow_special_tokens and config.end_ids is None:
+        raise ConfigError(f"model {name!r}: allow_special_tokens needs end_ids, since each model may end otherwise")
     _check_no_native_queue(name, model_config.get("dynamic_batching", {}))
     return config
 
@@ -176,6 +183,7 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
         direct_kv_share=share,
         max_inflight=max_inflight,
         queue=queue,
+        load_after=_model_names(options.pop("load_after", []), folder / "model.yaml"),
     )
 
 
@@ -227,6 +235,12 @@ def _check_no_native_queue(name: str, batching: Mapping[str, Any]) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _model_names(value: Any, path: Path) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise ConfigError(f"{path}: load_after is {value!r}; it is a list of model names")
+    return tuple(value)
 
 
 def _ids(text: str) -> tuple[int, ...]:

@@ -47,7 +47,11 @@ class Entry:
 
     def __init__(self, config: EntryConfig, repository: Path) -> None:
         folders = {name: checkpoint_folder(repository / name) for name in config.models}
-        check_same_tokenizer(folders, allow_added_tokens=config.allow_added_tokens)
+        check_same_tokenizer(
+            folders,
+            allow_added_tokens=config.allow_added_tokens,
+            allow_special_tokens=config.allow_special_tokens,
+        )
         first = folders[config.models[0]]
         self.config = config
         self.tokenizer = load_tokenizer(first)

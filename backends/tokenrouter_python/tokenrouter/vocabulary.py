@@ -13,6 +13,8 @@ from tokenrouter.engines.folder import end_ids, load_tokenizer, vocabulary_size
 from tokenrouter.errors import ConfigError
 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
+# With other special tokens: prompts are encoded once, by the first model's tokenizer, so only reading ids has to agree.
+_READING = ("decoder",)
 
 
 def common_size(folders: Mapping[str, Path]) -> int:
@@ -25,13 +27,17 @@ def common_size(folders: Mapping[str, Path]) -> int:
     return min([*widths, *(_size(load_tokenizer(folder)) for folder in folders.values())])
 
 
-def check_same_tokenizer(folders: Mapping[str, Path], *, allow_added_tokens: bool = False) -> None:
+def check_same_tokenizer(
+    folders: Mapping[str, Path], *, allow_added_tokens: bool = False, allow_special_tokens: bool = False
+) -> None:
     """Refuses models whose tokenizers differ.
 
     Args:
         folders: checkpoint folder by model name; the first one is what the others are compared with.
         allow_added_tokens: accept that a tokenizer has further tokens behind the ids of the others; they are never
             sampled (see `common_size`).
+        allow_special_tokens: accept that an id is a special token of other meaning in each tokenizer; end ids are then
+            not compared either.
 
     Raises:
         ConfigError: names the first entry that differs.
@@ -41,14 +47,14 @@ def check_same_tokenizer(folders: Mapping[str, Path], *, allow_added_tokens: boo
     for name, other in others:
         tokenizer = load_tokenizer(other)
         limit = min(_size(reference), _size(tokenizer)) if allow_added_tokens else None
-        difference = _difference(reference, tokenizer, limit)
-        if difference is None and set(end_ids(other)) != set(reference_ends):
+        difference = _difference(reference, tokenizer, limit, allow_special_tokens)
+        if difference is None and not allow_special_tokens and set(end_ids(other)) != set(reference_ends):
             difference = f"eos_token_id is {reference_ends} and {end_ids(other)}"
         if difference is not None:
             raise ConfigError(
                 f"models {first!r} and {name!r} have different tokenizers: {difference}. Token ids travel between the "
                 "models, so routing needs one tokenizer (further tokens at the end of one of them can be accepted with "
-                "the parameter allow_added_tokens)"
+                "the parameter allow_added_tokens, special tokens of other meaning with allow_special_tokens)"
             )
 
 
@@ -56,14 +62,21 @@ def _size(tokenizer: Tokenizer) -> int:
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
-def _difference(one: Tokenizer, other: Tokenizer, limit: int | None) -> str | None:
+def _difference(one: Tokenizer, other: Tokenizer, limit: int | None, allow_special: bool) -> str | None:
     """The first difference among ids below `limit` (None: all), then among the parts of the tokenizers."""
     left, right = _entries(one, limit), _entries(other, limit)
-    for token_id in sorted(left.keys() | right.keys()):
+    # Added tokens stand behind the learned vocabulary; what they are called is a convention of each model.
+    special = (_added(one) & _added(other)) if allow_special else set()
+    for token_id in sorted((left.keys() | right.keys()) - special):
         if left.get(token_id) != right.get(token_id):
             return f"token id {token_id} is {left.get(token_id)!r} and {right.get(token_id)!r}"
     one_parts, other_parts = _parts(one, limit), _parts(other, limit)
-    return next((f"their {part} differs" for part in _PARTS if one_parts.get(part) != other_parts.get(part)), None)
+    parts = _READING if allow_special else _PARTS
+    return next((f"their {part} differs" for part in parts if one_parts.get(part) != other_parts.get(part)), None)
+
+
+def _added(tokenizer: Tokenizer) -> set[int]:
+    return set(tokenizer.get_added_tokens_decoder())
 
 
 def _entries(tokenizer: Tokenizer, limit: int | None) -> dict[int, str]:

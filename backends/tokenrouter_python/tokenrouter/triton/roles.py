@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.config import entry_config, role_of, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, direct_entry
+from tokenrouter.loading import turn_to_load
 from tokenrouter.loops import DecodingLoop
 from tokenrouter.triton.frontend import Frontend
 from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
@@ -74,13 +75,15 @@ class SubserverRole:
         entry = direct_entry(name, subserver, folder.parent)
         metrics = SubserverMetrics(name)
         self._publisher = Publisher(lambda: metrics.publish(self._subserver))
-        self._loop = DecodingLoop(
-            lambda: build_subserver(name, subserver, folder.parent),
-            UnixCarrier(listen=socket_path(runtime_dir(), name)),
-            changed=lambda: self._publisher.changed(),
-            name=f"decoding-{name}",
-        )
-        self._subserver = self._loop.start()
+        directory = runtime_dir()
+        with turn_to_load(name, subserver.load_after, directory):
+            self._loop = DecodingLoop(
+                lambda: build_subserver(name, subserver, folder.parent),
+                UnixCarrier(listen=socket_path(directory, name)),
+                changed=lambda: self._publisher.changed(),
+                name=f"decoding-{name}",
+            )
+            self._subserver = self._loop.start()
         logging.getLogger(__name__).info("%s: %s", name, self._subserver.engine.info)
         self._frontend = Frontend(
             entry, name=name, share="direct", inputs=SUBSERVER_INPUTS, outputs=frozenset(SUBSERVER_OUTPUTS)
