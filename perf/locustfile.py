@@ -7,7 +7,7 @@ Closed loop: every user has one response running, all the time. Open loop (`--ar
 are due, however many still run, and their times count from when they were due. Every response is reported four times:
 `response` (its length is the number of tokens), `time to first token`, `inter-token time` (mean of the response) and
 `longest gap`. Locust rounds percentiles to whole milliseconds and mixes all four in `Aggregated`; the exact table is
-printed at the end, and written with `--summary FILE`.
+printed at the end, and added to a CSV with `--summary FILE`. Without `--run-time` it runs for a minute.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rich.console import Console
 
 from perf.clients import grpc_stream, http_stream
 from perf.clients.prompts import DEMO, load_prompts
-from perf.clients.table import table_of, write_rows
+from perf.clients.table import append_rows, table_of
 from perf.clients.timing import Timing, summary
 from perf.load import request_bytes
 
@@ -43,7 +43,6 @@ _timings: list[Timing] = []
 _prompts: Iterator[str] = iter(())
 
 
-@events.init_command_line_parser.add_listener
 def options(parser: Any) -> None:
     """Options of this file, beside locust's own."""
     parser.set_defaults(run_time="60s")
@@ -58,10 +57,9 @@ def options(parser: Any) -> None:
     group.add_argument("--arrivals", choices=("poisson", "fixed"), default="poisson", help="of the open loop")
     group.add_argument("--most-open", type=int, default=256, help="open loop: a user's requests that may run at once")
     group.add_argument("--request-timeout", type=float, default=120.0, help="seconds until a response counts as hung")
-    group.add_argument("--summary", type=Path, help="CSV file that gets the exact table")
+    group.add_argument("--summary", type=Path, help="CSV file to add the exact table to")
 
 
-@events.test_start.add_listener
 def start(environment: Any, **_: Any) -> None:
     """Reads the prompts."""
     global _prompts
@@ -69,7 +67,6 @@ def start(environment: Any, **_: Any) -> None:
     _prompts = cycle(load_prompts(environment.parsed_options.prompts))
 
 
-@events.quitting.add_listener
 def report(environment: Any, **_: Any) -> None:
     """Prints and writes the exact table."""
     chosen: Namespace = environment.parsed_options
@@ -85,10 +82,16 @@ def report(environment: Any, **_: Any) -> None:
     if _timings:
         Console(width=170).print(table_of(rows))
     if chosen.summary:
-        write_rows(chosen.summary, rows)
+        append_rows(chosen.summary, rows)
 
 
-class _StreamingUser(User):  # type: ignore[misc]
+_events: Any = events  # locust's types leave its decorators untyped
+_events.init_command_line_parser.add_listener(options)
+_events.test_start.add_listener(start)
+_events.quitting.add_listener(report)
+
+
+class _StreamingUser(User):
     """Sends prompts by a loop; subclasses send one."""
 
     abstract = True

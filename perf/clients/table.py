@@ -32,3 +32,18 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer = csv.DictWriter(file, columns_of(rows), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def append_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Adds rows to a CSV, which is made if it is not there.
+
+    Raises:
+        ValueError: the file has other columns.
+    """
+    if not path.is_file():
+        return write_rows(path, rows)
+    with path.open(newline="") as file:
+        earlier = list(csv.DictReader(file))
+    if columns_of(earlier) != columns_of(rows):
+        raise ValueError(f"{path} has other columns: {', '.join(columns_of(earlier))}; remove it or name another file")
+    return write_rows(path, [*earlier, *rows])
