@@ -66,6 +66,16 @@ def true(name: str) -> bool:
     return name not in _broken
 
 
+def broken_now() -> set[str]:
+    """Names of the broken behaviours."""
+    return set(_broken)
+
+
+def break_for_good(names: set[str]) -> None:
+    """Breaks behaviours for the rest of this process."""
+    _broken.update(names)
+
+
 @contextmanager
 def broken(*names: str) -> Iterator[None]:
     """Breaks behaviours for a while."""

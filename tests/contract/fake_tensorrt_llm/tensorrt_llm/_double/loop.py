@@ -57,6 +57,23 @@ class Active:
         return len(self.generated) + len(self.in_flight) >= self.request.sampling_params.max_tokens
 
 
+class ThreadWorker:
+    """The loop in a thread of this process."""
+
+    def __init__(self, args: Any, post: Callable[[list[Response]], None]) -> None:
+        self.loop = Loop(PagedModel.load(args), args, post)
+        self.loop.thread.start()
+
+    def put(self, item: Any) -> None:
+        """Sends an item to the loop."""
+        self.loop.inbox.put(item)
+
+    def close(self) -> None:
+        """Ends the loop."""
+        self.loop.inbox.put(None)
+        self.loop.thread.join()
+
+
 class Loop:
     """Runs in its own thread; talk to it through `inbox`.
 
@@ -88,7 +105,8 @@ class Loop:
     def _run(self) -> None:
         while self._running:
             self._fetch()
-            self._iterate()
+            if self._running:
+                self._iterate()
             responses, self._responses = self._responses, []
             if responses:
                 self._post(responses)
@@ -104,6 +122,8 @@ class Loop:
             idle = False
             if item is None:
                 self._running = False
+            elif item == "stats":
+                self._responses.append(Response(0, stats=self._stats()))
             elif isinstance(item, int):
                 self._cancelled.add(item)
             else:
@@ -127,6 +147,11 @@ class Loop:
         for active in late:
             self._model.tree.release(active.lease, active.tokens[: active.computed])
         self._cancel()
+
+    def _stats(self) -> dict[str, Any]:
+        tree = self._model.tree
+        blocks = {"maxNumBlocks": tree.total, "freeNumBlocks": tree.free, "storedNumBlocks": tree.stored}
+        return {"kvCacheStats": blocks, "iterations": list(self.iterations), "numActiveRequests": len(self._active)}
 
     # --- admission ----------------------------------------------------------------------------------------------
 

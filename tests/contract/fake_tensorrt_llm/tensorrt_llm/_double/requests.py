@@ -32,7 +32,7 @@ class Response:
         logprobs: of all tokens so far.
         generation_logits: [tokens so far, V].
         additional: name to [tokens so far, ...].
-        perf: KV block counts.
+        stats: set in the answer to a question about the loop, which concerns no request.
     """
 
     client_id: int
@@ -44,7 +44,7 @@ class Response:
     logprobs: Any = None
     generation_logits: Any = None
     additional: dict[str, Any] | None = None
-    perf: Any = None
+    stats: dict[str, Any] | None = None
 
     @property
     def final(self) -> bool:

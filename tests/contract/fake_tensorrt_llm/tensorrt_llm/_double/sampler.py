@@ -43,9 +43,7 @@ class TorchSampler:
             generator = torch.Generator().manual_seed(params.seed * 1000 + position)
         return int(ids[torch.multinomial(p.cpu(), 1, generator=generator)])
 
-    def _whatever_is_ignored(
-        self, logits: Tensor, params: Any, prompt: Sequence[int], generated: Sequence[int]
-    ) -> None:
+    def _ignored(self, logits: Tensor, params: Any, prompt: Sequence[int], generated: Sequence[int]) -> None:
         """What this sampler does only where a test breaks its ignorance."""
         if not _behaviour.true("ignores_penalties"):
             if params.repetition_penalty:

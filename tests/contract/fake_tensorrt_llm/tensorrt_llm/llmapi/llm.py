@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ class LLM:
         result.prompt = text
         self._executor.submit(request, result)
         if not _behaviour.true("returns_at_once"):
-            while request.id in self._executor._results:
-                pass
+            while self._executor.unanswered(request.id):
+                time.sleep(0.001)
         return result
 
     def generate(self, inputs: Any, sampling_params: Any = None, **kwargs: Any) -> Any:
@@ -62,11 +63,9 @@ class LLM:
 
     @method("tensorrt_llm.LLM.get_stats")
     def get_stats(self, call: dict[str, Any]) -> list[dict[str, Any]]:
-        """Blocks in use, of the moment."""
+        """Blocks and iterations, of the moment."""
         assert self._executor is not None
-        tree = self._executor.loop._model.tree
-        used = tree.total - tree.free
-        return [{"kvCacheStats": {"maxNumBlocks": tree.total, "freeNumBlocks": tree.free, "usedNumBlocks": used}}]
+        return [self._executor.stats(call["timeout"])]
 
     @method("tensorrt_llm.LLM.shutdown")
     def shutdown(self, call: dict[str, Any]) -> None:
