@@ -31,6 +31,9 @@ serve: venv ## Serve the demo repository until Ctrl-C
 	@$(BIN)/python -m tools.launch --model-repository $(MODEL_REPOSITORY) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 
+tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
+	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
+
 test: venv ## Everything: unit tests in parallel, then integration tests with a real tritonserver; both report
 	@failed=; for part in unit integration; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 		if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
