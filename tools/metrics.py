@@ -12,6 +12,18 @@ from prometheus_client.parser import text_string_to_metric_families
 TAKEN = "tokenrouter_statistics_seconds"
 """Gauge of every model: when its numbers were taken, in seconds of the host's monotonic clock. Published last."""
 
+IDLE_GAUGES = (
+    "tokenrouter_in_flight",
+    "tokenrouter_queued",
+    "tokenrouter_kv_blocks_reserved",
+    "tokenrouter_kv_blocks_used",
+    "tokenrouter_open_requests",
+    "tokenrouter_residents",
+    "tokenrouter_model_in_flight",
+    "tokenrouter_ledger_blocks",
+)
+"""Gauges that are 0 when no model holds or runs anything."""
+
 _POLL_S = 0.02
 
 Labels = frozenset[tuple[str, str]]
@@ -55,6 +67,11 @@ class Scrape:
                 return low if math.isinf(bound) else low + (bound - low) * (target - seen) / count
             seen, low = seen + count, bound
         return math.nan
+
+
+def busy(page: Scrape) -> dict[str, float]:
+    """The `IDLE_GAUGES` that are not 0, summed over models."""
+    return {name: value for name in IDLE_GAUGES if (value := page.value(name))}
 
 
 def scrape(url: str) -> Scrape:

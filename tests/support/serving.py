@@ -21,7 +21,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 from tokenrouter.triton.tensors import ENTRY_INPUTS
-from tools.metrics import Scrape, scrape
+from tools.metrics import Scrape, busy, scrape
 from tools.tritonserver import TritonServer
 
 T = TypeVar("T")
@@ -353,23 +353,6 @@ def grpc_stream(server: TritonServer, fields: Mapping[str, Any], **options: Any)
 def metrics(server: TritonServer) -> Scrape:
     """A look at /metrics."""
     return scrape(server.metrics_url)
-
-
-IDLE_GAUGES = (
-    "tokenrouter_in_flight",
-    "tokenrouter_queued",
-    "tokenrouter_kv_blocks_reserved",
-    "tokenrouter_kv_blocks_used",
-    "tokenrouter_open_requests",
-    "tokenrouter_residents",
-    "tokenrouter_model_in_flight",
-    "tokenrouter_ledger_blocks",
-)
-
-
-def busy(page: Scrape) -> dict[str, float]:
-    """Gauges of all models that are not 0."""
-    return {name: value for name in IDLE_GAUGES if (value := page.value(name))}
 
 
 def wait_idle(server: TritonServer, *, within_s: float = PATIENCE_S) -> float:
