@@ -5,6 +5,10 @@ committed tokens per second, from the server's own counter, with the exact chain
 
     python -m perf.serving --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --inflight 2 4 8 16
 
+Who writes next is drawn by the policies markov, random and me; judged by r2r, citer, collm and rstitch, the real ones,
+on logits and hidden states that are uncertain at the profile's rates (or --leave-rate and --return-rate); or replayed
+from a --trace. The chain's P and C are those of the policy at these rates, or the trace's means.
+
 Everything is *emulated*: the step times are the profile's. What is measured is what the server adds to them. Without
 --whole-step the engine's part alone takes the profile's time, and sampling and routing come on top. With it, engines
 are faster by what those add (measured first), so that whole steps take the profile's time, as in a profile that
@@ -17,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -24,9 +29,11 @@ from rich.table import Table
 
 from perf.served.deployment import Thresholds
 from perf.served.result import Result, drawn_profile, predict, rows, to_csv
+from perf.served.routing import FOLLOWING, routed
 from perf.served.run import Plan, measure, serving, work_around_engines
 from perf.served.settings import Best, setting, tuned_for
 from perf.simulation import throughput
+from perf.trace import read_traces, scripts, traced
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import Profile, load_profile
 from tools.dtmc.progress import LateProgress
@@ -120,7 +127,11 @@ def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m perf.serving", description=(__doc__ or "").partition("\n\n")[2])
     parse.formatter_class = argparse.RawDescriptionHelpFormatter
     parse.add_argument("--profile", type=Path, required=True, help="profile of the deployment (YAML)")
-    parse.add_argument("--policy", default="markov", help="markov, random or me (default: markov)")
+    parse.add_argument("--engine", choices=["emulated"], default="emulated", help="the profile's step times, slept")
+    parse.add_argument("--policy", default="markov", help=f"one of {', '.join(FOLLOWING)} (default: markov)")
+    parse.add_argument("--leave-rate", type=float, help="how often the small model is left (default: the profile's)")
+    parse.add_argument("--return-rate", type=float, help="how often rstitch leaves the large model")
+    parse.add_argument("--trace", type=Path, help="replay this file of perf.record_trace instead of a policy")
     parse.add_argument("--inflight", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="responses that run at once")
     parse.add_argument(
         "--thresholds", nargs="+", default=["eager", "best"], help="eager, best, or like small=1,large=3; a server each"
@@ -138,6 +149,20 @@ def parser() -> argparse.ArgumentParser:
     return parse
 
 
+def routing_of(args: argparse.Namespace, plan: Plan) -> tuple[Profile, str, Plan]:
+    """The profile with the routing that will be measured, the policy that makes it, and the plan.
+
+    Raises:
+        ProfileError: the file is no profile or no trace, or the policy cannot route like it.
+    """
+    profile = load_profile(args.profile)
+    if args.trace is None:
+        routing = {"leave_rate": args.leave_rate, "return_rate": args.return_rate}
+        return routed(profile, args.policy, **routing), args.policy, plan
+    traces = read_traces(args.trace)
+    return traced(profile, traces), "scripted", replace(plan, scripts=scripts(traces))
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measures and prints."""
     parse = parser()
@@ -147,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
     plan = Plan(args.warm_up, args.seconds, args.repeats, args.stream, args.seed)
     results: list[Result] = []
     try:
-        profile = load_profile(args.profile)
+        profile, policy, plan = routing_of(args, plan)
         with LateProgress() as report:
             best = Best(profile, report)
             settings = [setting(name, args.inflight, best) for name in args.thresholds]
@@ -155,16 +180,16 @@ def main(arguments: list[str] | None = None) -> None:
             around_ms: dict[str, float] = {}
             if args.whole_step:
                 around_ms = work_around_engines(
-                    profile, args.inflight, plan, policy=args.policy, report=lambda stage: report("calibrating", 0.0)
+                    profile, args.inflight, plan, policy=policy, report=lambda stage: report("calibrating", 0.0)
                 )
             for thresholds in settings:
                 results += compare(
-                    profile, thresholds, args.inflight, policy=args.policy, plan=plan, best=best,
+                    profile, thresholds, args.inflight, policy=policy, plan=plan, best=best,
                     simulated=args.simulate, around_ms=around_ms, report=report,
                 )  # fmt: skip
     except (DtmcError, LaunchError, RuntimeError, TimeoutError) as exc:
         sys.exit(f"error: {exc}")
-    table = rows(results)
+    table = [{"policy": policy, **row} for row in rows(results)]
     if args.csv:
         args.csv.parent.mkdir(parents=True, exist_ok=True)
         args.csv.write_text(to_csv(table))

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from perf.emulated import write_emulated_repository
+from perf.served.routing import policy_params, signals, write_files
 from tools.dtmc.apply import max_queue_delay_microseconds
-from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import ModelProfile, Profile
 
 LARGEST_BATCH = 64
@@ -49,7 +49,8 @@ def write_profile_repository(
         folder: where to.
         profile: step times and routing.
         thresholds: of delayed batching.
-        policy: ``markov`` takes the profile's matrices; ``random`` their probability of leaving the first model.
+        policy: one of `routing.FOLLOWING`, with a profile that `routing.routed` returned for it; or ``scripted``, whose
+            parameters every request brings.
         most_in_flight: largest number in flight that will be measured; the delay bound is made for it.
         around_ms: by model, what the server's own work adds to the engine's part of a step. The engines are that much
             faster, so that whole steps take the profile's time.
@@ -60,7 +61,9 @@ def write_profile_repository(
     Raises:
         ProfileError: the policy cannot route like the profile.
     """
-    return write_emulated_repository(
+    params = {"writers": [profile.entry]} if policy == "scripted" else policy_params(profile, policy)
+    shown = signals(profile, policy)
+    write_emulated_repository(
         folder,
         step_ms={
             name: engine_times(model, most_in_flight, (around_ms or {}).get(name, 0.0))
@@ -68,14 +71,15 @@ def write_profile_repository(
         },
         entry={
             "policy": policy,
-            "policy_params": policy_params(profile, policy),
+            "policy_params": params,
             "max_inflight": most_in_flight,
             "ensemble": None,
         },
         batching={name: _batching(name, thresholds, profile, most_in_flight) for name in profile.names},
-        options={"hidden_size": 0},
-        per_model={name: _options(model) for name, model in profile.models.items()},
+        per_model={name: {**_options(model), **shown[name]} for name, model in profile.models.items()},
     )
+    write_files(folder, policy)
+    return folder
 
 
 def engine_times(model: ModelProfile, largest: int, around_ms: float) -> float | dict[int, float]:
@@ -83,29 +87,6 @@ def engine_times(model: ModelProfile, largest: int, around_ms: float) -> float |
     if isinstance(model.step_ms, float):
         return max(0.0, model.step_ms - around_ms)
     return {batch: max(0.0, model.step_time_ms(batch) - around_ms) for batch in range(1, largest + 1)}
-
-
-def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
-    """Parameters with which a policy routes like the profile.
-
-    Raises:
-        ProfileError: it cannot.
-    """
-    if policy == "markov":
-        commit = {
-            source: {target: int(tokens) for target, tokens in row.items()} for source, row in profile.commit.items()
-        }
-        if any(tokens not in (0, 1) for row in profile.commit.values() for tokens in row.values()):
-            raise ProfileError("commit: policy markov commits 0 or 1 tokens on a move, not a mean; round them")
-        # A move that the profile leaves out commits nothing there, and one token by default here.
-        full = {i: {j: commit.get(i, {}).get(j, 0) for j in profile.names} for i in profile.names}
-        return {"routing": profile.routing, "commit": full, "entry": profile.entry}
-    if policy == "random":
-        first, second = profile.names[:2]
-        return {"p": profile.routing[first].get(second, 0.0)}
-    if policy == "me":
-        return {"weights": dict(profile.routing[profile.entry])}
-    raise ProfileError(f"--policy {policy}: does not follow a profile; use markov, random or me")
 
 
 def _batching(name: str, thresholds: Thresholds, profile: Profile, most: int) -> dict[str, Any]:

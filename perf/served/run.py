@@ -35,7 +35,8 @@ class Plan:
         seconds: length of a window.
         repeats: windows, one after the other.
         stream: whether clients get every token, or the whole response at its end.
-        seed: of the responses; the routing follows from it.
+        seed: of the responses and their prompts; the routing follows from one or the other.
+        scripts: `policy_params` of the responses, in turn; empty for those of the deployment.
     """
 
     warm_up_s: float = 2.0
@@ -43,6 +44,14 @@ class Plan:
     repeats: int = 3
     stream: bool = True
     seed: int = 1
+    scripts: tuple[str, ...] = ()
+
+    def request(self, index: int) -> bytes:
+        """The request number `index`: endless, with a prompt and a seed of its own."""
+        number = (self.seed << 16) + index
+        fields = {"policy_params": self.scripts[index % len(self.scripts)]} if self.scripts else {}
+        prompt = f"{PROMPT}{number:08x}"
+        return request_bytes(ENTRY, prompt, max_tokens=ENDLESS, seed=number, stream=self.stream, **fields)
 
 
 @contextmanager
@@ -84,8 +93,7 @@ def measure(
     stream = Stream(server.grpc_url)
     try:
         for index in range(in_flight):
-            seed = (plan.seed << 16) + index
-            stream.send(request_bytes(ENTRY, PROMPT, max_tokens=ENDLESS, seed=seed, stream=plan.stream))
+            stream.send(plan.request(index))
         _wait_for(server, in_flight)
         time.sleep(plan.warm_up_s)
         marks = [mark(server)]
