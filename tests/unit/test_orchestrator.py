@@ -200,6 +200,14 @@ def test_nothing_is_lost_in_any_order_of_arrivals_cancels_steps_and_restarts(
             assert cluster.result(key).tokens == expected_tokens(prompt, max_tokens)
 
 
+def test_a_request_that_comes_while_a_turn_works_has_not_waited_less_than_nothing() -> None:
+    cluster = Cluster(("small", "large"))
+    now_ns = cluster.now_ns
+    cluster.orchestrator.submit(request(PROMPT, max_tokens=4), now_ns=now_ns, arrived_ns=now_ns + MS)
+    assert cluster.orchestrator.statistics.queue_wait.count == 1
+    assert cluster.orchestrator.statistics.queue_wait.total == 0.0
+
+
 def test_every_model_learns_the_number_in_flight() -> None:
     rng = random.Random(3)
     cluster = Cluster(NAMES[3], max_inflight=5)

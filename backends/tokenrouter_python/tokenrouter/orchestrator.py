@@ -200,7 +200,8 @@ class Orchestrator:
         self._check_fits(request, policy)
         key, self._next_key = self._next_key, self._next_key + 1
         item = (key, request, policy)
-        arrived_ns = now_ns if arrived_ns is None else arrived_ns
+        # One that comes while a turn works is taken in by that turn, whose clock was read before; no wait is negative.
+        arrived_ns = now_ns if arrived_ns is None else min(arrived_ns, now_ns)
         if self._queue.head() is not None or not self._can_start(request, policy):
             self._waiting[key] = waiting = self._queue.push(item, now_ns=arrived_ns, timeout_ns=request.timeout_ns)
             self._alarm(waiting.give_up_ns)
