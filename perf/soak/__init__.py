@@ -1,0 +1,1 @@
+"""Soak: minutes of load, watched for errors, hangs and growing memory."""

@@ -1,0 +1,146 @@
+"""Memory, file descriptors and threads of a server's processes over time, and whether they stay flat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+_KIB = 1 / 1024
+_STATUS = {"VmRSS": "rss_mib", "RssAnon": "anonymous_mib", "RssFile": "file_mib", "RssShmem": "shared_mib"}
+MEASURES = ("rss_mib", "anonymous_mib", "file_mib", "shared_mib", "pss_mib", "fds", "threads")
+JUDGED = ("rss_mib", "anonymous_mib", "fds", "threads")
+"""What has to stay flat. Proportional memory (pss_mib) is recorded only: it changes when other processes of the machine
+map the same libraries."""
+
+_SLACK = {"rss_mib": 0.5, "anonymous_mib": 0.5, "fds": 2.0, "threads": 2.0}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at one process.
+
+    Attributes:
+        at_s: since the start.
+        process: whose.
+        values: by name of `MEASURES`.
+    """
+
+    at_s: float
+    process: str
+    values: dict[str, float]
+
+
+def look(pid: int) -> dict[str, float]:
+    """The `MEASURES` of a process, from /proc."""
+    values = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name in _STATUS:
+            values[_STATUS[name]] = float(rest.split()[0]) * _KIB
+    process = psutil.Process(pid)
+    values["pss_mib"] = process.memory_full_info().pss / 2**20
+    values["fds"] = float(process.num_fds())
+    values["threads"] = float(process.num_threads())
+    return values
+
+
+class Sampler:
+    """Looks at processes every `interval_s` on a thread of its own, between `start` and `stop`.
+
+    Args:
+        pids: process ids by name.
+        interval_s: between looks.
+        on_gone: called when a process has ended.
+    """
+
+    def __init__(self, pids: Mapping[str, int], interval_s: float, on_gone: Callable[[str], None]) -> None:
+        self._pids, self._interval_s, self._on_gone = dict(pids), interval_s, on_gone
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.samples: list[Sample] = []
+
+    def start(self) -> None:
+        """Starts looking."""
+        self._started = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops looking."""
+        self._stopping.set()
+        self._thread.join()
+
+    def newest(self) -> dict[str, Sample]:
+        """The last look at every process."""
+        return {sample.process: sample for sample in list(self.samples)}
+
+    def _run(self) -> None:
+        looks = 0
+        while self._pids:
+            for name, pid in list(self._pids.items()):
+                try:
+                    self.samples.append(Sample(time.monotonic() - self._started, name, look(pid)))
+                except (OSError, psutil.Error):
+                    del self._pids[name]
+                    self._on_gone(name)
+            looks += 1
+            if self._stopping.wait(max(0.0, self._started + looks * self._interval_s - time.monotonic())):
+                return
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Whether one measure of one process stayed flat.
+
+    Attributes:
+        process: whose.
+        measure: of `MEASURES`.
+        first: median of the first third of the time after the warm-up.
+        last: median of the last third.
+        slope_per_hour: of a straight line through all samples after the warm-up, in the measure's unit.
+        flat: whether first and last differ by no more than the limit.
+    """
+
+    process: str
+    measure: str
+    first: float
+    last: float
+    slope_per_hour: float
+    flat: bool
+
+    @property
+    def relative(self) -> float:
+        """From the first to the last third."""
+        return self.last / self.first - 1.0 if self.first else 0.0
+
+
+def growth(samples: Sequence[Sample], *, warm_up_s: float, limit: float) -> list[Growth]:
+    """One `Growth` per process and judged measure.
+
+    Args:
+        samples: of all processes.
+        warm_up_s: what is left out at the beginning.
+        limit: relative growth that still counts as flat; so do 0.5 MiB, 2 descriptors or 2 threads.
+
+    Raises:
+        ValueError: fewer than six samples of a process after the warm-up.
+    """
+    late = [sample for sample in samples if sample.at_s >= warm_up_s]
+    found = []
+    for process in dict.fromkeys(sample.process for sample in samples):
+        own = [sample for sample in late if sample.process == process]
+        third = len(own) // 3
+        if third < 2:
+            raise ValueError(f"{process}: {len(own)} samples after the warm-up of {warm_up_s:g} s; run longer")
+        for measure in JUDGED:
+            values = np.array([sample.values[measure] for sample in own])
+            first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
+            slope = float(np.polyfit([sample.at_s / 3600 for sample in own], values, 1)[0])
+            flat = last - first <= max(limit * first, _SLACK[measure])
+            found.append(Growth(process, measure, first, last, slope, flat))
+    return found
