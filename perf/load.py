@@ -55,9 +55,10 @@ def request_bytes(
 
 @dataclass
 class Arrivals:
-    """When responses came, in seconds on `time.perf_counter`, and how many requests ended."""
+    """When responses came, in seconds on `time.perf_counter`, their bytes if kept, and how many requests ended."""
 
     times: list[float] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
     finished: int = 0
     errors: list[str] = field(default_factory=list)
 
@@ -72,9 +73,11 @@ class Stream:
 
     Args:
         url: host:port of Triton's gRPC endpoint.
+        keep: keep the bytes of all responses.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, keep: bool = False) -> None:
+        self._keep = keep
         self._channel = grpc.insecure_channel(url)
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._call = self._channel.stream_stream(_METHOD)(self._requests())
@@ -103,6 +106,8 @@ class Stream:
         try:
             for payload in self._call:
                 arrivals.times.append(time.perf_counter())
+                if self._keep:
+                    arrivals.payloads.append(payload)
                 if _LAST in payload:
                     arrivals.finished += 1
                     if self.on_finished is not None:
