@@ -69,10 +69,9 @@ class TritonReply:
             self._sender.send(flags=final)
 
     def _tensors(self, update: Update) -> list[Any]:
-        values: dict[str, npt.NDArray[Any]] = {
-            "text_output": _strings([self._text(update)]),
-            "output_ids": np.array(update.tokens, dtype=np.int32),
-        }
+        values: dict[str, npt.NDArray[Any]] = {"text_output": _strings([self._text(update)])}
+        if "output_ids" in self._wanted:
+            values["output_ids"] = np.array(update.tokens, dtype=np.int32)
         if self._call.return_num_output_tokens:
             values["num_output_tokens"] = _scalar(len(update.tokens), np.int32)
         if self._call.return_num_input_tokens:

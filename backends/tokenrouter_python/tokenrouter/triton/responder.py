@@ -2,7 +2,7 @@
 
 Sending a response blocks until Triton has taken it, some 0.1 to 0.4 ms. In the orchestrator's thread that would delay
 hand-offs, so a thread of its own sends; when it falls behind, the updates of a request that wait are merged into one
-response. It also asks, five times a second per request, whether the client is still there.
+response. It also asks, up to five times a second per request, whether the client is still there.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Generic, Protocol, TypeVar
 from tokenrouter.response import Update
 
 _CANCEL_POLL_S = 0.2
+# Asking is a round trip to Triton; with many requests each is asked about less often.
+_CANCEL_GAP_S = 0.005
 
 
 class Sender(Protocol):
@@ -99,7 +101,7 @@ class Responder(Generic[S]):
                 return
             suspect = next(iter(self._watched))
             self._watched.move_to_end(suspect)
-            self._next_poll = time.monotonic() + _CANCEL_POLL_S / len(self._watched)
+            self._next_poll = time.monotonic() + max(_CANCEL_POLL_S / len(self._watched), _CANCEL_GAP_S)
         if suspect.cancelled():
             with self._changed:
                 self._watched.pop(suspect, None)
