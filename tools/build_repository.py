@@ -7,29 +7,51 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from tokenrouter.errors import ConfigError
-from tools.repository.build import repository_files, write_repository
-from tools.repository.spec import load_spec
+from tools.kv_budget import tables
+from tools.repository.build import repository_files, tree, write_repository
+from tools.repository.check import checked
+from tools.repository.complete import deployment_budget
+from tools.repository.spec import VERSION_FOLDER, DeploymentSpec, load_spec
 
 
 def build(
     config: Annotated[Path, typer.Option(help="The deployment's YAML file.")],
     output: Annotated[Path, typer.Option(help="Folder of the model repository.")],
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder of checkpoints and routers; overrides TOKENROUTER_CHECKPOINTS and the file's own."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files instead of writing them.")] = False,
 ) -> None:
-    """Builds a model repository."""
+    """Builds a model repository. Nothing is written before everything is checked."""
     try:
-        spec = load_spec(config)
-        files = repository_files(spec)
+        spec = load_spec(config, checkpoints)
+        finished = checked(spec, output)
+        budget = deployment_budget(spec)
     except ConfigError as exc:
         sys.exit(f"error: {exc}")
     if dry_run:
-        for relative, text in files.items():
-            print(f"--- {output / relative}\n{text}")
-        return
-    for path in write_repository(spec, output):
-        print(path)
+        print(f"{output}/\n{tree(finished)}\n")
+        for relative, text in repository_files(finished).items():
+            if text:
+                print(f"--- {output / relative}\n{text}")
+    else:
+        for path in write_repository(finished, output):
+            print(path)
+        _remind(finished, output)
+    if budget is not None:
+        for table in tables(budget):
+            Console().print(table)
+
+
+def _remind(spec: DeploymentSpec, output: Path) -> None:
+    for name, model in spec.models.items():
+        folder = output / name / "1"
+        if model.checkpoint == VERSION_FOLDER and not (folder / "config.json").is_file():
+            print(f"note: put the checkpoint of {name} into {folder}")
 
 
 if __name__ == "__main__":

@@ -76,12 +76,17 @@ def test_a_model_that_has_loaded_is_not_waited_for(models: dict[str, Loader]) ->
     models["medium"].end()
 
 
-def test_a_failed_load_lets_the_next_one_go_on_and_leaves_no_file(models: dict[str, Loader], tmp_path: Path) -> None:
-    with pytest.raises(MemoryError), turn_to_load("large", [], tmp_path):
-        socket_path(tmp_path, "large").touch()
-        models["medium"].start()
-        assert not models["medium"].begun.wait(0.2)
+def fail_to_load(waiting: Loader, directory: Path) -> None:
+    with turn_to_load("large", [], directory):
+        socket_path(directory, "large").touch()
+        waiting.start()
+        assert not waiting.begun.wait(0.2)
         raise MemoryError
+
+
+def test_a_failed_load_lets_the_next_one_go_on_and_leaves_no_file(models: dict[str, Loader], tmp_path: Path) -> None:
+    with pytest.raises(MemoryError):
+        fail_to_load(models["medium"], tmp_path)
     assert models["medium"].begun.wait(BOUND_S)
     models["medium"].end()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.sock", "medium.sock"]

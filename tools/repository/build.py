@@ -6,14 +6,18 @@ from pathlib import Path
 
 from tokenrouter.errors import ConfigError
 from tools.repository.pbtxt import ensemble_pbtxt, entry_pbtxt, model_yaml, subserver_pbtxt
-from tools.repository.spec import DeploymentSpec
+from tools.repository.routers import place_routers, router_path
+from tools.repository.spec import VERSION_FOLDER, DeploymentSpec
 
 
 def repository_files(spec: DeploymentSpec) -> dict[str, str]:
     """Every text file of the repository by relative path.
 
+    Args:
+        spec: completed (`check.checked`); models that name no GPUs are complete as they are.
+
     Raises:
-        ConfigError: thresholds that can deadlock, or model names that collide.
+        ConfigError: no models, or names that collide.
     """
     names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
     if len(set(names)) != len(names):
@@ -42,4 +46,25 @@ def write_repository(spec: DeploymentSpec, output: Path) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
         paths.append(path)
-    return paths
+    return [*paths, *place_routers(spec.entry, output)]
+
+
+def tree(spec: DeploymentSpec) -> str:
+    """All files of the repository, one a line, with what is copied, linked or expected to be there."""
+    lines = dict.fromkeys(repository_files(spec), "")
+    for policy, source in spec.entry.routers.items():
+        how = "link to" if Path(source).is_dir() else "copy of"
+        lines[router_path(policy, source)] = f"  ({how} {source})"
+    for name, model in spec.models.items():
+        if model.checkpoint == VERSION_FOLDER:
+            lines[f"{name}/1/config.json"] = "  (your checkpoint)"
+    shown: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+    for relative in sorted(lines):
+        parts = tuple(relative.split("/"))
+        for depth in range(1, len(parts)):
+            if parts[:depth] not in seen:
+                seen.add(parts[:depth])
+                shown.append("  " * (depth - 1) + parts[depth - 1] + "/")
+        shown.append("  " * (len(parts) - 1) + parts[-1] + lines[relative])
+    return "\n".join(shown)

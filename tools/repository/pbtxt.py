@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import yaml
 
@@ -14,6 +15,7 @@ from tokenrouter.triton.tensors import (
     SUBSERVER_OUTPUTS,
     Input,
 )
+from tools.repository.routers import policy_params
 from tools.repository.spec import BatchingSpec, EntrySpec, ModelSpec
 
 _GENERATED = "# Written by tools/build_repository.py; change the deployment's YAML file and run it again."
@@ -26,7 +28,7 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         "role": "orchestrator",
         "models": ",".join(models),
         "policy": entry.policy,
-        "policy_params": json.dumps(entry.policy_params),
+        "policy_params": json.dumps(policy_params(entry)),
         "max_inflight": str(entry.max_inflight),
         "connect_timeout_ms": str(entry.connect_timeout_ms),
         "max_queue_size": str(entry.queue.max_queue_size),
@@ -36,8 +38,11 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
     }
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
-    if entry.allow_added_tokens:
-        parameters["allow_added_tokens"] = "true"
+    if entry.end_ids is not None:
+        parameters["end_ids"] = ",".join(str(token) for token in entry.end_ids)
+    for name in ("allow_added_tokens", "allow_special_tokens"):
+        if getattr(entry, name):
+            parameters[name] = "true"
     return _join(
         _head(entry.name, entry.max_batch_size),
         _inputs(ENTRY_INPUTS),
@@ -81,8 +86,20 @@ def ensemble_pbtxt(entry: EntrySpec) -> str:
 
 def model_yaml(model: ModelSpec) -> str:
     """model.yaml of a subserver, in the manner of NVIDIA's llmapi models."""
-    content = {"engine": model.engine, "model": model.checkpoint, **model.options}
-    return f"{_GENERATED}\n{yaml.safe_dump(content, sort_keys=False)}"
+    content: dict[str, Any] = {"engine": model.engine, "model": model.checkpoint}
+    if model.engine == "tensorrt_llm":
+        content["gpus"] = list(model.gpus)
+    if model.load_after:
+        content["load_after"] = list(model.load_after)
+    text = yaml.dump({**content, **model.options}, Dumper=_Dumper, sort_keys=False, width=115)
+    return f"{_GENERATED}\n{text}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists stand in one line: there are some of hundreds of numbers."""
+
+
+_Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, True))
 
 
 _DECOUPLED = "model_transaction_policy { decoupled: true }"
