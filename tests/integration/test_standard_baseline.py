@@ -23,7 +23,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "r2r": {},
     "random": {"p": 0.4},
     "me": {"weights": [0.6, 0.4]},
-    "glimprouter": {"threshold": 0.05},
+    "glimprouter": {"threshold": 0.0},
 }
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -76,10 +76,10 @@ def test_same_tokens_and_writers_as_ours(run: Run, ours: list[Result], case: int
 
 
 def test_cases_are_worth_comparing(ours: list[Result]) -> None:
-    """Both models write, and samplings differ."""
+    """Requests change the model, and samplings differ."""
     for policy in POLICIES:
         results = [result for case, result in zip(CASES, ours, strict=True) if case[0] == policy]
-        assert all(any(result.tokens_by_model[model] for result in results) for model in ("small", "large")), policy
+        assert any(result.handoffs and result.tokens_by_model["large"] for result in results), policy
     assert len({str(result.tokens) for result in ours}) > len(CASES) // 2
 
 

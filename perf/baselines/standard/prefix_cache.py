@@ -25,13 +25,16 @@ class _Node:
         self.label = label
         self.blocks = blocks
         self.children: dict[bytes, _Node] = {}
-        self.tails: dict[bytes, _Tail] = {}
+        self.tails: list[_Tail] = []
         self.used = used
         self.calls = calls
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Tail:
+    """Less than a block. Equal ones are kept, since one call at a time can go on with each."""
+
+    ids: bytes
     block: int
     used: int
 
@@ -92,13 +95,14 @@ class PrefixCache:
         blocks = _path_blocks(node)
         shared = len(blocks)
         if tail is not None:
-            blocks.append(node.tails.pop(tail).block)
+            node.tails.remove(tail)
+            blocks.append(tail.block)
         _hold(node, 1)
         fresh = self._allocate(-(-len(ids) // self._width) - len(blocks))
         if fresh is None:
             _hold(node, -1)
             if tail is not None:
-                node.tails[tail] = _Tail(blocks[-1], self._clock)
+                node.tails.append(tail)
             return None
         return Lease(ids, blocks + fresh, (start + usable) // TOKEN_BYTES, shared, node)
 
@@ -111,8 +115,8 @@ class PrefixCache:
         end = max(computed * TOKEN_BYTES, lease.shared * self._width)
         node, used = self._insert(lease, end // self._width * self._width)
         rest = lease.ids[end // self._width * self._width : end]
-        if rest and not any(tail.startswith(rest) for tail in node.tails):
-            node.tails[rest] = _Tail(lease.blocks[used], self._clock)
+        if rest:
+            node.tails.append(_Tail(rest, lease.blocks[used], self._clock))
             used += 1
         self._free.extend(lease.blocks[used:])
         _hold(lease._node, -1)
@@ -199,19 +203,23 @@ class PrefixCache:
 
     def _evict(self, count: int) -> None:
         """Frees up to `count` blocks that no call holds, oldest first, from the ends of sequences."""
-        heap = [(tail.used, id(node), key, node) for node in self._nodes() for key, tail in node.tails.items()]
-        heap += [(node.used, id(node), b"", node) for node in self._nodes() if _is_idle_leaf(node)]
+        heap: list[tuple[int, int, _Node, _Tail | None]] = []
+        for node in self._nodes():
+            heap += [(tail.used, tail.block, node, tail) for tail in node.tails]
+            if _is_idle_leaf(node):
+                heap.append((node.used, node.blocks[-1], node, None))
         heapify(heap)
         while count > 0 and heap:
-            _, _, key, node = heappop(heap)
-            if key:
-                self._free.append(node.tails.pop(key).block)
+            _, _, node, tail = heappop(heap)
+            if tail is not None:
+                node.tails.remove(tail)
+                self._free.append(tail.block)
                 count -= 1
             else:
                 count -= self._trim(node, count)
                 node = node.parent if not node.blocks and node.parent is not None else node
             if _is_idle_leaf(node):
-                heappush(heap, (node.used, id(node), b"", node))
+                heappush(heap, (node.used, node.blocks[-1], node, None))
 
     def _trim(self, node: _Node, count: int) -> int:
         """Frees up to `count` blocks at the end of a leaf, and the leaf when none is left; returns how many."""
@@ -232,12 +240,12 @@ class PrefixCache:
             yield node
 
 
-def _longest_tail(node: _Node, ids: bytes, start: int, limit: int) -> tuple[bytes | None, int]:
+def _longest_tail(node: _Node, ids: bytes, start: int, limit: int) -> tuple[_Tail | None, int]:
     """The tail that saves most tokens, and how many bytes of it count. It is part of the ids, never more than them."""
     best, usable = None, 0
     for tail in node.tails:
-        size = min(len(tail), limit - start)
-        if size > usable and ids.startswith(tail, start):
+        size = min(len(tail.ids), limit - start)
+        if size > usable and ids.startswith(tail.ids, start):
             best, usable = tail, size
     return best, usable
 
@@ -269,7 +277,7 @@ def _is_idle_leaf(node: _Node) -> bool:
 def assert_conserved(cache: PrefixCache, leases: Collection[Lease]) -> None:
     """Asserts that free blocks, the tree's and those that `leases` (all that are open) own are each block once."""
     tree = [block for node in cache._nodes() for block in node.blocks]
-    tails = [tail.block for node in cache._nodes() for tail in node.tails.values()]
+    tails = [tail.block for node in cache._nodes() for tail in node.tails]
     owned = [block for lease in leases for block in lease.blocks[lease.shared :]]
     if sorted([*cache._free, *tree, *tails, *owned]) != list(range(1, cache._unused)):
         raise AssertionError(f"{len(cache._free)} free, {len(tree)} + {len(tails)} cached, {len(owned)} leased")
