@@ -212,7 +212,7 @@ def test_bad_options_of_the_emulated_engine_are_refused_by_name(
 
 
 def test_an_unknown_engine_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown engine 'vllm'; known: torch, emulated"):
+    with pytest.raises(ConfigError, match="unknown engine 'vllm'; known: torch, tensorrt_llm, emulated"):
         load_engine("vllm", tmp_path, {})
 
 

@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tokenrouter.config import EntryConfig, SubserverConfig, load_yaml
+from tokenrouter.config import EntryConfig, SubserverConfig, entry_config, load_yaml, role_of
 from tokenrouter.engines import load_engine
+from tokenrouter.engines.base import Placement
 from tokenrouter.engines.folder import end_ids, load_tokenizer
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
@@ -107,6 +108,37 @@ def direct_entry(name: str, config: SubserverConfig, repository: Path) -> Entry:
     return Entry(entry, repository)
 
 
+def placement(name: str, repository: Path) -> Placement:
+    """Which entry models of the repository route to this model, and how.
+
+    Raises:
+        ConfigError: the configuration of such an entry model is wrong.
+    """
+    entries = [entry for folder in sorted(repository.iterdir()) if (entry := _entry_of(folder, name)) is not None]
+    names = {model for entry in entries for model in entry.models}
+    folders = {model: checkpoint_folder(repository / model) for model in sorted(names)}
+    return Placement(
+        model=name,
+        repository=str(repository),
+        vocab_size=common_size(folders) if folders else 0,
+        policies=tuple((entry.models, entry.policy) for entry in entries),
+    )
+
+
+def _entry_of(folder: Path, model: str) -> EntryConfig | None:
+    """The configuration of an entry model that names this model, or None if it is no such thing."""
+    from tokenrouter.repository import read_model_config  # brings gRPC along, which no other engine needs
+
+    try:
+        raw = read_model_config(folder)
+        if role_of(raw) != "orchestrator":
+            return None
+    except ConfigError:
+        return None
+    entry = entry_config(raw)
+    return entry if model in entry.models else None
+
+
 def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Subserver:
     """Loads the engine and wraps it into a subserver.
 
@@ -114,7 +146,13 @@ def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Sub
         ConfigError: names the file and the field.
     """
     sharing = sum(_engine_of(folder) == config.engine for folder in repository.iterdir())
-    engine = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=max(1, sharing))
+    engine = load_engine(
+        config.engine,
+        config.checkpoint,
+        config.engine_options,
+        sharing=max(1, sharing),
+        placement=placement(name, repository) if config.engine == "tensorrt_llm" else None,
+    )
     direct = int(engine.info.kv_blocks * config.direct_kv_share)
     extras: dict[str, Any] = {
         "tokenizer": load_tokenizer(config.checkpoint),

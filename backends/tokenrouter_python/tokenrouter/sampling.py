@@ -53,6 +53,12 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature <= GREEDY_TEMPERATURE or sampling.top_k == 1
 
 
+def is_argmax(sampling: Sampling) -> bool:
+    """Whether every token is the argmax of the raw logits, but for banned ids."""
+    plain = sampling.repetition_penalty == 1.0 and not sampling.presence_penalty and not sampling.frequency_penalty
+    return is_greedy(sampling) and plain and not sampling.bad_words and not sampling.min_tokens
+
+
 def sample(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     """The next token of each row.
 

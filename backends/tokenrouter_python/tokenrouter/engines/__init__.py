@@ -1,22 +1,25 @@
-"""Engines execute forward passes inside a subserver: `torch`, `emulated`, and whatever implements `base.Engine`."""
+"""Engines execute forward passes: `torch` and `emulated` step by step, `tensorrt_llm` in a loop of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from tokenrouter.engines.base import Engine
+from tokenrouter.engines.base import Engine, LoopEngine, Placement
 from tokenrouter.errors import ConfigError
 
 
-def load_engine(name: str, checkpoint: Path, options: dict[str, Any], *, sharing: int = 1) -> Engine:
+def load_engine(
+    name: str, checkpoint: Path, options: dict[str, Any], *, sharing: int = 1, placement: Placement | None = None
+) -> Engine | LoopEngine:
     """Loads an engine by name; it is imported only now.
 
     Args:
-        name: ``torch`` or ``emulated``.
+        name: ``torch``, ``tensorrt_llm`` or ``emulated``.
         checkpoint: folder in Hugging Face format.
         options: the engine's own part of model.yaml.
         sharing: how many engines share this machine's cores; each takes its part unless `threads` says otherwise.
+        placement: whose model this is; only `tensorrt_llm`, where the router runs inside the engine, looks at it.
 
     Raises:
         ConfigError: unknown engine, or whatever the engine refuses.
@@ -29,4 +32,10 @@ def load_engine(name: str, checkpoint: Path, options: dict[str, Any], *, sharing
         from tokenrouter.engines.emulated import EmulatedEngine
 
         return EmulatedEngine.from_folder(checkpoint, options)
-    raise ConfigError(f"unknown engine {name!r}; known: torch, emulated")
+    if name == "tensorrt_llm":
+        from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
+        from tokenrouter.engines.tensorrt_llm.engine import TensorRtLlmEngine
+
+        config = TensorRtLlmConfig.from_mapping(checkpoint, options)
+        return TensorRtLlmEngine(checkpoint, config, placement or Placement())
+    raise ConfigError(f"unknown engine {name!r}; known: torch, tensorrt_llm, emulated")

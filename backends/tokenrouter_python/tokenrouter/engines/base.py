@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenrouter.messages import Outcome
+from tokenrouter.messages import Outcome, PolicySpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,8 +144,8 @@ class VisitNews:
 
     Attributes:
         ticket: what the visit was submitted under.
-        outcome: STAY while it goes on; LENGTH if the visit's last allowed token was written; LEAVE, STOP and FAILED as in
-            `messages.Outcome`.
+        outcome: STAY while it goes on; LENGTH if the visit's last allowed token was written; LEAVE, STOP and FAILED as
+            in `messages.Outcome`.
         tokens: committed since the last news, ids.
         target: the next model if the policy sent the request away.
         cached_tokens: how many tokens of the submission were found in the KV cache, once that is known.
@@ -196,6 +196,23 @@ class LoopEngine(KvEngine, Protocol):
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, whenever there is news."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an engine's model stands: what an engine has to know if the router runs inside it.
+
+    Attributes:
+        model: name of the model.
+        repository: folder of the deployment, or None.
+        vocab_size: ids from here on are not known to every model of the deployment; 0 = no limit.
+        policies: models and policy of each entry model that routes to this model.
+    """
+
+    model: str = ""
+    repository: str | None = None
+    vocab_size: int = 0
+    policies: tuple[tuple[tuple[str, ...], PolicySpec], ...] = ()
 
 
 def blocks_needed(tokens: int, block_tokens: int) -> int:

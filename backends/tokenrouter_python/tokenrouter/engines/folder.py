@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
 from tokenrouter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -60,3 +65,22 @@ def vocabulary_size(folder: Path) -> int:
     """Width of the model's logits: `vocab_size` of config.json, else the tokenizer's size."""
     size = read_json(folder / "config.json").get("vocab_size")
     return int(size) if size else load_tokenizer(folder).get_vocab_size(with_added_tokens=True)
+
+
+def read_embedding(checkpoint: Path) -> Tensor:
+    """[V, H] input embedding of a checkpoint folder.
+
+    Raises:
+        ConfigError: no safetensors file has it.
+    """
+    from safetensors import safe_open
+
+    index = checkpoint / "model.safetensors.index.json"
+    name = read_json(index).get("weight_map", {}).get(_EMBEDDING)
+    path = checkpoint / (name or "model.safetensors")
+    try:
+        with safe_open(path, framework="pt") as file:
+            table: Tensor = file.get_tensor(_EMBEDDING)
+    except Exception as exc:
+        raise ConfigError(f"{path}: {_EMBEDDING} cannot be read ({exc}); the router needs the input embedding") from exc
+    return table

@@ -205,11 +205,14 @@ class Policy:
     Class attributes:
         name: what users write in `policy`.
         two_models: refuse deployments that do not have exactly two models.
+        rebuilds_state: `receive` brings a stale state up to date from the tokens committed since, so nothing is lost
+            where changes that `route` and `send` make cannot travel (engines that own their loop).
         Params: the knobs.
     """
 
     name: ClassVar[str] = ""
     two_models: ClassVar[bool] = False
+    rebuilds_state: ClassVar[bool] = False
     Params: ClassVar[type[PolicyParams]] = PolicyParams
 
     def __init__(self, params: PolicyParams, context: PolicyContext) -> None:
@@ -247,6 +250,18 @@ class Policy:
         Raises:
             ConfigError: a file is missing, damaged or made for other models.
         """
+
+    def decides(self, model: str) -> bool:
+        """Whether requests may leave `model` because `route` says so. Default: if `route` is overridden."""
+        return type(self).route is not Policy.route
+
+    def needs_hidden(self, model: str) -> bool:
+        """Whether `route` reads `RouteBatch.hidden` at `model`; not every engine can give it. Default: no."""
+        return False
+
+    def needs_token(self, model: str) -> bool:
+        """Whether `route` at `model`, where it reads hidden states, also reads the token just sampled. Default: no."""
+        return False
 
     def mask(self, model: str, vocab_size: int) -> Sequence[int]:
         """Token ids that `model` must never sample for this policy's requests. Default: none.

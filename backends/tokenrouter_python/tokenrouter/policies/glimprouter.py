@@ -39,6 +39,7 @@ class GlimpRouter(Policy):
 
     name = "glimprouter"
     two_models = True
+    rebuilds_state = True
 
     class Params(PolicyParams):
         """Knobs of `GlimpRouter`.

@@ -24,6 +24,10 @@ class OneToken(Policy):
         """One token at the large model, no limit at the small one."""
         return Visit(limit=1, then=self.models[0]) if row.model == self.models[1] else Visit()
 
+    def decides(self, model: str) -> bool:
+        """At the small model only."""
+        return model == self.models[0]
+
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] bool at the small model; the large one always returns (and is not asked, given its visit limit)."""
         if batch.model != self.models[0]:
@@ -68,6 +72,10 @@ class LearnedOneToken(OneToken):
     def uses_checkpoint(self) -> bool:
         """Whether these parameters need the file. Default: always."""
         return True
+
+    def needs_hidden(self, model: str) -> bool:
+        """Wherever the network runs; those that take logits only are few, and lose nothing."""
+        return model == self.models[0] and self.uses_checkpoint()
 
     @staticmethod
     @abstractmethod

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from tokenrouter.errors import ConfigError, InvalidRequest
-from tokenrouter.policies.base import Destinations, EntryRequest, Policy, PolicyParams, RouteBatch
+from tokenrouter.policies.base import EntryRequest, Policy, PolicyParams
 from tokenrouter.policies.checkpoints import cached, confined, default_checkpoint, resolve
 from tokenrouter.policies.one_token import check_unit
 from tokenrouter.rng import Stream, draw
@@ -113,10 +113,6 @@ class QueryLevel(Policy):
         if not found:
             return prompt
         return rest.partition(self.params.message_end)[0] if self.params.message_end else rest
-
-    def route(self, batch: RouteBatch) -> Destinations:
-        """Nobody leaves."""
-        return [batch.model] * len(batch)
 
 
 def threshold_for_share(win_rates: Sequence[float], share: float) -> float:

@@ -72,6 +72,10 @@ class R2R(LearnedOneToken):
         if model == self.models[0] and self.uses_checkpoint():
             self._embedding(self.network(str(self.context.extras.get("device", "cpu"))))
 
+    def needs_token(self, model: str) -> bool:
+        """If the network takes its embedding."""
+        return self.needs_hidden(model) and "token" in self.network("cpu").sizes
+
     @staticmethod
     def load(path: Path, device: str) -> R2RNetwork:
         """The network of a file."""

@@ -1,0 +1,223 @@
+"""TensorRT-LLM's LLM API as an engine: one `generate_async` per visit, see docs/tensorrt_llm.md.
+
+The library lives in a thread of its own with an asyncio loop. Visits go in through that loop; what their outputs say
+comes back as news in a queue, and whoever listens is woken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenrouter.engines.background import BackgroundEngine
+from tokenrouter.engines.base import EngineInfo, LoopEngine, Placement, VisitNews
+from tokenrouter.engines.folder import read_embedding
+from tokenrouter.engines.graph_router import admit, router_of
+from tokenrouter.engines.ledger import Lease
+from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
+from tokenrouter.engines.tensorrt_llm.library import Library
+from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
+from tokenrouter.engines.tensorrt_llm.routed_model import registered
+from tokenrouter.engines.visits import Task
+from tokenrouter.errors import ConfigError, EngineFailed, InvalidRequest, PolicyFailed
+from tokenrouter.messages import Outcome
+from tokenrouter.policies.base import Policy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tokenrouter.sequence import ModelSequence
+
+
+@dataclass(slots=True)
+class _Visit:
+    """One `generate_async`: what goes in, and how far its output has been read."""
+
+    ticket: int
+    lease: Lease
+    task: Task
+    tokens: list[int]
+    max_tokens: int
+    output: Any = None
+    seen: int = 0
+
+    def news(self) -> VisitNews | None:
+        """What the output says beyond what was read before."""
+        completion, reserved = self.output.outputs[0], self.task.handoff_ids
+        tokens = list(completion.token_ids[self.seen :])
+        self.seen += len(tokens)
+        reason, ended_by = completion.finish_reason, completion.stop_reason
+        if tokens and tokens[-1] in reserved:
+            # The length is tested before stop ids, so a reserved id that came last is left in place.
+            reason, ended_by = "stop", tokens.pop()
+        if reason is None:
+            return self._told(Outcome.STAY, tokens) if tokens else None
+        if reason == "length":
+            return self._told(Outcome.LENGTH, tokens)
+        if reason != "stop":
+            return self._told(Outcome.FAILED, error=EngineFailed(f"TensorRT-LLM ended the visit: {reason}"))
+        if ended_by not in reserved:
+            return self._told(Outcome.STOP, tokens if ended_by is None else [*tokens, ended_by])
+        target = self.task.models[reserved.index(ended_by)]
+        if target != self.task.model:
+            return self._told(Outcome.LEAVE, tokens, target)
+        error = PolicyFailed(f"policy {self.task.policy.name!r} failed in the engine's worker; its log says why")
+        return self._told(Outcome.FAILED, error=error)
+
+    def _told(
+        self, outcome: Outcome, tokens: Sequence[int] = (), target: str = "", error: Exception | None = None
+    ) -> VisitNews:
+        return VisitNews(self.ticket, outcome, tuple(tokens), target, self.output.cached_tokens, error)
+
+
+class TensorRtLlmEngine(BackgroundEngine):
+    """See the module's text. Satisfies `engines.base.LoopEngine`.
+
+    Args:
+        checkpoint: the model's folder.
+        config: settings.
+        placement: whose model this is.
+
+    Raises:
+        ConfigError: a setting cannot work, or the deployment's policy cannot run here.
+    """
+
+    def __init__(self, checkpoint: Path, config: TensorRtLlmConfig, placement: Placement) -> None:
+        info = EngineInfo(
+            name="tensorrt_llm",
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            max_context=config.max_context,
+            block_tokens=config.block_tokens,
+            kv_blocks=config.kv_tokens // config.block_tokens,
+            max_batch=int(config.arguments["max_batch_size"]),
+            max_num_tokens=int(config.arguments["max_num_tokens"]),
+            stepped=False,
+        )
+        self._checkpoint, self._config = checkpoint, config
+        self._visits: dict[int, _Visit] = {}
+        super().__init__(info)
+        try:
+            self._router = router_of(placement, info, self.extras(placement.model), checkpoint, config.handoff_ids)
+            with registered(checkpoint, None if self._router is None else self._router.settings):
+                self._library = self.beside(lambda: Library(config))
+        except BaseException:
+            self.end()
+            raise
+
+    def extras(self, model: str) -> dict[str, Any]:
+        """The input embedding [V, H], read from the checkpoint, on the CPU."""
+
+        def input_embedding(name: str) -> Tensor:
+            if name != model:
+                raise ConfigError(f"the input embedding of {name!r} is not in the process of {model!r}")
+            return read_embedding(self._checkpoint)
+
+        return {"input_embedding": input_embedding}
+
+    def admit(self, sequence: ModelSequence) -> None:
+        """Refuses log-probabilities, and policies that cannot run in the engine's worker.
+
+        Raises:
+            InvalidRequest, ConfigError: say why, and what to do instead.
+        """
+        if sequence.sampling.log_probs:
+            raise InvalidRequest(
+                f"return_log_probs: {sequence.model!r} runs on TensorRT-LLM, which reports log-probabilities after the "
+                "router has left one token; leave it out"
+            )
+        self._reserved(sequence.policy, sequence.model)
+        admit(sequence, self._router, argmax=self._config.router_token == "argmax")
+
+    def submit(self, visits: Sequence[tuple[int, ModelSequence]]) -> None:
+        """See `LoopEngine.submit`."""
+        mark = None if self._router is None else self._router.settings.mark
+        started = []
+        for ticket, sequence in visits:
+            reserved = self._reserved(sequence.policy, sequence.model)
+            task = Task.of(sequence, checkpoint=self._checkpoint, reserved=reserved, mark=mark)
+            lease: Lease = sequence.handle
+            lease.tokens = len(sequence.tokens)
+            most = task.most_tokens(sequence.position)
+            self._visits[ticket] = visit = _Visit(ticket, lease, task, list(sequence.tokens), most)
+            started.append(visit)
+        self.call(self._start, started)
+
+    def cancel(self, ticket: int) -> None:
+        """Aborts; the engine acts on it in its next step."""
+        visit = self._visits.pop(ticket, None)
+        if visit is not None:
+            # Behind its start in the loop, so by then there is an output unless that failed.
+            self.call(lambda: visit.output and visit.output.abort())
+
+    def collect(self) -> list[VisitNews]:
+        """News since the last call."""
+        collected = super().collect()
+        for news in collected:
+            if (visit := self._visits.get(news.ticket)) is not None:
+                visit.lease.tokens += len(news.tokens)
+                if news.outcome != Outcome.STAY:
+                    del self._visits[news.ticket]
+        return collected
+
+    def shutdown(self) -> None:
+        """Ends the library and its processes. Repeating it is harmless."""
+        if self.alive:
+            self.beside(self._library.shutdown)
+            self.end()
+
+    def _reserved(self, policy: Policy, model: str) -> tuple[int, ...]:
+        """The ids that mean the policy's models; none if nobody leaves this model by decision.
+
+        Raises:
+            ConfigError: there are too few.
+        """
+        if not policy.decides(model):
+            return ()
+        ids = self._config.handoff_ids[: len(policy.models)]
+        if len(ids) < len(policy.models):
+            raise ConfigError(
+                f"model {model!r}: policy {policy.name!r} ends visits by {len(policy.models)} token ids that mean "
+                f"nothing else, and the checkpoint leaves {len(ids)} unused; name some as handoff_ids in model.yaml, "
+                "such as reserved or padding tokens"
+            )
+        return ids
+
+    # --- in the library's loop ----------------------------------------------------------------------------------
+
+    def _start(self, visits: Sequence[_Visit]) -> None:
+        """All submissions of a batch back to back."""
+        for visit in visits:
+            end_ids = visit.task.sampling.end_ids
+            try:
+                visit.output = self._library.generate(
+                    visit.tokens,
+                    max_tokens=visit.max_tokens,
+                    end_ids=end_ids,
+                    stop_ids=[*visit.task.handoff_ids, *end_ids[1:]],
+                    processor=VisitProcessor(msgspec.msgpack.encode(visit.task)),
+                )
+            except Exception as exc:
+                self._failed(visit, exc)
+                continue
+            self.spawn(self._follow(visit))
+
+    async def _follow(self, visit: _Visit) -> None:
+        try:
+            async for _ in visit.output:
+                if (news := visit.news()) is not None:
+                    self.tell(news)
+        except Exception as exc:
+            self._failed(visit, exc)
+
+    def _failed(self, visit: _Visit, exc: Exception) -> None:
+        error = EngineFailed(f"TensorRT-LLM: {type(exc).__name__}: {exc}")
+        self.tell(VisitNews(visit.ticket, Outcome.FAILED, error=error))
+
+
+if TYPE_CHECKING:
+    _: type[LoopEngine] = TensorRtLlmEngine

@@ -1,0 +1,114 @@
+"""The installed TensorRT-LLM: import, construction, and calls with what its version offers."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tokenrouter.engines.tensorrt_llm.config import NESTED, TensorRtLlmConfig
+from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
+from tokenrouter.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Of a launcher above us; with them the library would take part in its MPI job instead of starting one.
+_JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_")
+_SALT = "tokenrouter"
+_PRIORITY = 100
+# Blocks of a response that does not come back for so long lose their priority.
+_RETENTION = timedelta(seconds=60)
+_NEEDED_ARGUMENTS = ("disable_overlap_scheduler", "kv_cache_config", "scheduler_config")
+
+
+class Library:
+    """One `LLM`. Construction takes minutes and must not run on an event loop.
+
+    Args:
+        config: settings.
+
+    Raises:
+        ConfigError: it is not installed, or cannot do what the settings say.
+    """
+
+    def __init__(self, config: TensorRtLlmConfig) -> None:
+        clean_environment(config.gpus)
+        try:
+            module, self._api = (importlib.import_module(name) for name in ("tensorrt_llm", "tensorrt_llm.llmapi"))
+        except ImportError as exc:
+            raise ConfigError(f"engine tensorrt_llm: the package cannot be imported ({exc}); see docs") from exc
+        self._sampling = module.SamplingParams
+        self._offered = frozenset(inspect.signature(module.LLM.generate_async).parameters)
+        for name in sorted({"kv_cache_retention_config", "cache_salt"} - self._offered):
+            log.warning("TensorRT-LLM %s: generate_async has no %s; it is left out", module.__version__, name)
+        self._llm = module.LLM(**self._arguments(config))
+
+    def _arguments(self, config: TensorRtLlmConfig) -> dict[str, Any]:
+        """What this version's `LLM` knows of our arguments, nested ones as its own objects."""
+        arguments = _known(self._api.TorchLlmArgs, config.arguments, "", config.given | set(_NEEDED_ARGUMENTS))
+        for key, name in NESTED.items():
+            if isinstance(arguments.get(key), Mapping):
+                cls = getattr(self._api, name)
+                arguments[key] = cls(**_known(cls, arguments[key], f"{key}.", frozenset()))
+        return arguments
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        *,
+        max_tokens: int,
+        end_ids: Sequence[int],
+        stop_ids: list[int],
+        processor: VisitProcessor,
+    ) -> Any:
+        """A running request; called with a running event loop, which then may iterate over it."""
+        params = self._sampling(
+            max_tokens=max_tokens,
+            # It has to be set, even if it means nothing.
+            end_id=end_ids[0] if end_ids else 0,
+            ignore_eos=not end_ids,
+            stop_token_ids=stop_ids or None,
+            # The processor leaves one token; greedy takes it.
+            top_k=1,
+            detokenize=False,
+            logits_processor=processor,
+        )
+        optional = {"kv_cache_retention_config": self._retention(), "cache_salt": _SALT}
+        return self._llm.generate_async(
+            {"prompt_token_ids": list(tokens)},
+            sampling_params=params,
+            streaming=True,
+            **{name: value for name, value in optional.items() if name in self._offered},
+        )
+
+    def _retention(self) -> Any:
+        config = self._api.KvCacheRetentionConfig
+        everything = config.TokenRangeRetentionConfig(0, None, _PRIORITY, _RETENTION)
+        return config([everything], _PRIORITY, _RETENTION)
+
+    def shutdown(self) -> None:
+        """Ends the engine's processes."""
+        self._llm.shutdown()
+
+
+def clean_environment(gpus: Sequence[int]) -> None:
+    """Prepares this process for the import: no foreign MPI job, and only the model's GPUs."""
+    for name in [name for name in os.environ if name.startswith(_JOB_VARIABLES)]:
+        del os.environ[name]
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+
+
+def _known(cls: Any, given: Mapping[str, Any], prefix: str, needed: frozenset[str]) -> dict[str, Any]:
+    """`given` without names that this version does not know; a needed one is an error."""
+    fields = getattr(cls, "model_fields", None) or inspect.signature(cls).parameters
+    missing = sorted(given.keys() - set(fields))
+    for name in missing:
+        if name in needed:
+            raise ConfigError(f"model.yaml: {prefix}{name} is unknown to the installed TensorRT-LLM; remove it")
+        log.warning("the installed TensorRT-LLM knows no %s%s; it is left out", prefix, name)
+    return {name: value for name, value in given.items() if name not in missing}

@@ -1,0 +1,52 @@
+"""The router inside TensorRT-LLM: a logits processor that leaves one token of a row, see `engines.visits`.
+
+One instance per visit. It is pickled into the engine's worker and called there for every row of its request, after the
+forward pass and before the engine's own sampler (which ignores penalties, bad words and seeds, and picks what is left).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tokenrouter.engines.visits import Task, WorkerVisit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class VisitProcessor:
+    """See the module's text. Satisfies `tensorrt_llm.sampling_params.LogitsProcessor`."""
+
+    def __init__(self, task: bytes) -> None:
+        self._task = task
+        self._visit: WorkerVisit | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Only the task travels."""
+        return VisitProcessor, (self._task,)
+
+    def __call__(
+        self,
+        req_id: int,
+        logits: Tensor,
+        token_ids: list[list[int]],
+        stream_ptr: int | None,
+        client_id: int | None,
+    ) -> None:
+        """Leaves one token of a row.
+
+        Args:
+            req_id: the executor's own number of the request.
+            logits: [1, 1, V], edited in place.
+            token_ids: prompt and generated tokens of the one beam.
+            stream_ptr: always None with the PyTorch backend.
+            client_id: likewise.
+        """
+        if self._visit is None:
+            self._visit = WorkerVisit(msgspec.msgpack.decode(self._task, type=Task), token_ids[0])
+        row = logits.view(1, -1)
+        chosen = self._visit.choose(row, token_ids[0])
+        row.fill_(float("-inf"))
+        row.scatter_(1, chosen.view(1, 1), 0.0)

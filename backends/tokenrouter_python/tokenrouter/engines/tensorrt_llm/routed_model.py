@@ -1,0 +1,109 @@
+"""Model classes with a router inside, for TensorRT-LLM's model registry: see `engines.graph_router`.
+
+Each is the stock class of an architecture, with the router behind its last norm. The engine's workers find a class by
+reference, as an attribute of this module, and its settings in the environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from tokenrouter.engines.folder import read_json
+from tokenrouter.engines.graph_router import GraphRouter, RouterSettings
+from tokenrouter.engines.tensorrt_llm import facts
+from tokenrouter.errors import ConfigError
+
+# TensorRT-LLM hands variables with this prefix on to workers that it spawns.
+SETTINGS_VARIABLE = "TLLM_TOKENROUTER_ROUTER"
+_MODELING = "tensorrt_llm._torch.models.modeling_utils"
+# What stock classes pass on to their decoder beside the tokens.
+_PASSED_ON = ("spec_metadata", "lora_params")
+
+
+@contextmanager
+def registered(checkpoint: Path, settings: RouterSettings | None) -> Iterator[None]:
+    """While this is open, models of the checkpoint's architecture load with the router; nothing happens without one.
+
+    Raises:
+        ConfigError: there is no such class for the architecture.
+    """
+    if settings is None:
+        yield
+        return
+    architecture = str((read_json(checkpoint / "config.json").get("architectures") or [""])[0])
+    if architecture not in _stock_modules():
+        raise ConfigError(
+            f"policy {settings.policy.name!r} needs hidden states; in TensorRT-LLM they are known for architectures "
+            f"{', '.join(_stock_modules())}, not for {architecture!r}"
+        )
+    register = importlib.import_module(_MODELING).register_auto_model
+    routed = __getattr__(architecture)
+    register(architecture)(routed)
+    os.environ[SETTINGS_VARIABLE] = msgspec.json.encode(settings).decode()
+    try:
+        yield
+    finally:
+        del os.environ[SETTINGS_VARIABLE]
+        register(architecture)(routed.__mro__[1])
+
+
+def _stock_modules() -> Mapping[str, str]:
+    return {entry.name: entry.module for entry in facts.SURFACES if entry.base == "DecoderModelForCausalLM"}
+
+
+def __getattr__(name: str) -> type:
+    """The class with a router for an architecture."""
+    if name not in _stock_modules():
+        raise AttributeError(name)
+    cls = globals()[name] = _routed(getattr(importlib.import_module(_stock_modules()[name]), name))
+    return cls
+
+
+def _routed(stock: Any) -> type:
+    class Routed(stock):  # type: ignore[misc]
+        """The stock class with a router behind its last norm."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=RouterSettings)
+            self._router: GraphRouter | None = None
+
+        def forward(
+            self,
+            attn_metadata: Any,
+            input_ids: Any = None,
+            position_ids: Any = None,
+            inputs_embeds: Any = None,
+            return_context_logits: bool = False,
+            **kwargs: Any,
+        ) -> Any:
+            """Logits of last positions, float32, with marks."""
+            tokens = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+            if return_context_logits:
+                return super().forward(attn_metadata, **tokens, return_context_logits=True, **kwargs)
+            more = {name: kwargs[name] for name in _PASSED_ON if name in kwargs}
+            hidden = self.model(attn_metadata=attn_metadata, **tokens, **more)
+            hidden = hidden[torch.cumsum(attn_metadata.seq_lens_cuda, dim=0, dtype=torch.long) - 1]
+            logits = self.lm_head(hidden).float()
+            if self._router is None:
+                # Not in __init__, where weights have no memory yet; the engine's warm-up comes before its graphs.
+                self._router = GraphRouter(self._settings, embedding=self._whole_embedding(), device=str(logits.device))
+            return self._router(logits, hidden)
+
+        def _whole_embedding(self) -> Tensor | None:
+            """The decoder's own table, unless tensor parallelism has split it."""
+            weight = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
+            return weight if weight is not None and len(weight) >= self.config.vocab_size else None
+
+    Routed.__name__ = Routed.__qualname__ = stock.__name__
+    Routed.__module__ = __name__
+    return Routed
