@@ -1,0 +1,106 @@
+"""`python -m perf.compare`: the same requests through TokenRouter and through what people would use instead.
+
+    python -m perf.compare --policies r2r me --workloads low-effort --inflight 4 16
+    python -m perf.compare --engine torch                     # the demo pair, real tokens
+    python -m perf.compare --report                           # tables and plot of what was measured so far
+
+Rows go to a CSV; a later run replaces the rows that it measures again, so a comparison can be measured in pieces.
+With `--engine emulated` step times, routing rates and lengths are those of perf/reference/workloads.yaml, and prompts
+and responses are `--scale` times shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from perf.baselines.standard import CallFailed
+from perf.comparison import demo, report
+from perf.comparison.cells import SYSTEMS, cells
+from perf.comparison.emulated import EmulatedSetting
+from perf.comparison.measure import Setting
+from perf.comparison.measure import measure as measured
+from perf.comparison.results import Results
+from perf.comparison.tuning import Tuning
+from perf.comparison.workloads import Reference, load_reference
+from tokenrouter.errors import RouterError
+from tools.dtmc.errors import DtmcError
+from tools.dtmc.progress import LateProgress
+from tools.tritonserver import LaunchError
+
+RESULTS = Path(__file__).resolve().parent / "results"
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+
+
+def parser(reference: Reference) -> argparse.ArgumentParser:
+    """The command line."""
+    parse = argparse.ArgumentParser(prog="python -m perf.compare", description=(__doc__ or "").partition("\n\n")[2])
+    parse.formatter_class = argparse.RawDescriptionHelpFormatter
+    names = [system.name for system in SYSTEMS]
+    parse.add_argument("--engine", choices=["emulated", "torch"], default="emulated")
+    parse.add_argument("--policies", nargs="+", help="default: all")
+    parse.add_argument("--workloads", nargs="+", choices=list(reference.workloads), help="emulated; default: all")
+    parse.add_argument("--inflight", nargs="+", type=int, default=[1, 4, 16], help="responses that run at once")
+    parse.add_argument("--systems", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parse.add_argument("--scale", type=int, default=32, help="emulated: prompts and responses are so much shorter")
+    parse.add_argument("--seconds", type=float, default=4.0, help="least length of a window")
+    parse.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
+    parse.add_argument("--csv", type=Path, help="default: perf/results/comparison_ENGINE.csv")
+    parse.add_argument("--report", action="store_true", help="measure nothing; tables and plot of the CSV")
+    parse.add_argument("--plot", type=Path, help="default: docs/images/comparison_ENGINE.png")
+    return parse
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures, writes and prints."""
+    try:
+        reference = load_reference()
+    except DtmcError as exc:
+        sys.exit(f"error: {exc}")
+    parse = parser(reference)
+    args = parse.parse_args(arguments)
+    if min(args.inflight) < 1 or args.seconds <= 0 or args.warm_up < 0 or args.scale < 1:
+        parse.error("--inflight and --scale are at least 1, --seconds is positive, --warm-up is not negative")
+    path = args.csv or RESULTS / f"comparison_{args.engine}.csv"
+    results = Results.load(path)
+    if not args.report:
+        try:
+            measure(args, reference, results, path)
+        except (CallFailed, DtmcError, LaunchError, RouterError, RuntimeError) as exc:
+            sys.exit(f"error: {exc}")
+    if not results.rows:
+        sys.exit(f"error: {path} has no rows; measure first, without --report")
+    report.plot(results, args.plot or IMAGES / f"comparison_{args.engine}.png", args.engine)
+    Console(width=None if sys.stdout.isatty() else 170).print(*report.tables(results, args.engine))
+
+
+def measure(args: argparse.Namespace, reference: Reference, results: Results, path: Path) -> None:
+    """Adds rows; the file is written after each, so nothing is lost when a run is stopped."""
+    emulated = args.engine == "emulated"
+    systems = [system for system in SYSTEMS if system.name in args.systems]
+    policies = args.policies or list(reference.policies if emulated else demo.POLICIES)
+    workloads = (args.workloads or list(reference.workloads)) if emulated else [demo.WORKLOAD]
+    wanted = cells(policies, workloads, args.inflight)
+    setting: Setting
+    if emulated:
+        setting = EmulatedSetting(reference, scale=args.scale, warm_up_s=args.warm_up, seconds=args.seconds)
+    else:
+        setting = demo.DemoSetting(most=max(args.inflight), warm_up_s=args.warm_up, seconds=args.seconds)
+    same = {"engine": args.engine, "scale": args.scale if emulated else 1, "seconds": args.seconds}
+    with LateProgress() as progress:
+        done, total = 0, len(wanted) * len(systems)
+
+        def told(text: str) -> None:
+            progress(text, min(1.0, done / total))
+
+        for cell, system, summary, limit in measured(setting, Tuning(), wanted, systems, told):
+            results.add(cell, system.name, {**same, "limit": limit, **summary.flat()})
+            results.save(path)
+            done += 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What is compared: systems, and the cells in which they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ANY = "any"
+"""In the place of a policy: without routing it makes no difference."""
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to serve.
+
+    Attributes:
+        name: in tables and files.
+        where: ``tuned`` or ``eager`` server, ``process``, or ``standard``.
+        text: one line for the page.
+        model: that is called directly, past the entry model; "" for systems in which a policy routes.
+    """
+
+    name: str
+    where: str
+    text: str
+    model: str = ""
+
+    @property
+    def routed(self) -> bool:
+        """Whether a policy routes."""
+        return not self.model
+
+
+OURS = "tokenrouter"
+SYSTEMS: tuple[System, ...] = (
+    System(OURS, "tuned", "this server, thresholds from the Markov model"),
+    System("eager", "eager", "this server with every threshold 1: asynchronous, not delayed"),
+    System("large only", "eager", "the large model alone, called directly", "large"),
+    System("small only", "eager", "the small model alone, called directly", "small"),
+    System("lock-step", "process", "one loop; models step one after the other over the whole batch (official style)"),
+    System("step-sync", "process", "one loop; all models step at the same time, then wait for the slowest"),
+    System("model-sync", "process", "one loop; one model at a time, the one with most requests"),
+    System("model-sync tuned", "process", "one loop; one model at a time, larger ones from a tuned threshold on"),
+    System("standard", "standard", "one server per model, a call per token, an external dispatcher that routes"),
+)
+BY_NAME = {system.name: system for system in SYSTEMS}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy under one workload at one number in flight."""
+
+    policy: str
+    workload: str
+    in_flight: int
+
+    def of(self, system: System) -> Cell:
+        """The cell under which a system's numbers are kept."""
+        return self if system.routed else Cell(ANY, self.workload, self.in_flight)
+
+
+def cells(policies: Sequence[str], workloads: Sequence[str], in_flight: Sequence[int]) -> list[Cell]:
+    """All combinations."""
+    return [Cell(policy, workload, n) for policy in policies for workload in workloads for n in in_flight]

@@ -1,0 +1,117 @@
+"""The requests of one cell: every system gets the same ones, in the same order, in a closed loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request.
+
+    Attributes:
+        index: place in the order of all requests; also the seed.
+        input_ids: the prompt.
+        max_tokens: of the response.
+        whole: false for the first ones, whose responses are cut so that they do not all end together.
+    """
+
+    index: int
+    input_ids: list[int]
+    max_tokens: int
+    whole: bool
+
+    @property
+    def seed(self) -> int:
+        """Of the sampler and of policies that draw."""
+        return 1_000_003 * (self.index + 1)
+
+
+class Prompts(Protocol):
+    """Prompts by index."""
+
+    def __call__(self, index: int) -> list[int]:
+        """Token ids of a prompt."""
+        ...
+
+
+@dataclass(frozen=True)
+class Load:
+    """A closed loop: whenever a response ends, the next request starts.
+
+    Attributes:
+        in_flight: requests at once.
+        prompts: see `Prompts`.
+        response_tokens: most tokens of a response.
+        warm_up_s: before the window in which tokens are counted.
+        seconds: least length of the window. It stays open until `in_flight` whole responses have ended, at most
+            `longest_s`.
+    """
+
+    in_flight: int
+    prompts: Prompts
+    response_tokens: int
+    warm_up_s: float = 1.0
+    seconds: float = 4.0
+    longest_s: float = 60.0
+
+    def request(self, index: int) -> Request:
+        """The request at this place. The first ones end one after the other, as in a loop that ran for long."""
+        if index >= self.in_flight:
+            return Request(index, self.prompts(index), self.response_tokens, True)
+        tokens = -(-self.response_tokens * (index + 1) // self.in_flight)
+        return Request(index, self.prompts(index), tokens, False)
+
+    def over(self, elapsed_s: float, whole: int) -> bool:
+        """Whether to stop, so many seconds after the start and with so many whole responses ended."""
+        open_s = elapsed_s - self.warm_up_s
+        return open_s >= self.seconds and (whole >= self.in_flight or open_s >= self.longest_s)
+
+
+@dataclass(slots=True)
+class Response:
+    """What came back of one request; times in seconds on `time.perf_counter`.
+
+    Attributes:
+        request: what was asked.
+        sent_s: when.
+        times: arrivals.
+        counts: tokens of each arrival.
+        tokens: ids.
+        ended: whether the last token is there.
+    """
+
+    request: Request
+    sent_s: float
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+
+    def arrived(self, at_s: float, tokens: Sequence[int]) -> None:
+        """More tokens are there."""
+        self.times.append(at_s)
+        self.counts.append(len(tokens))
+        self.tokens.extend(tokens)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that was measured of one system in one cell; tokens count from `start_s` to `end_s`."""
+
+    responses: list[Response]
+    start_s: float
+    end_s: float
+
+
+def random_prompts(tokens: int, vocab_size: int) -> Prompts:
+    """Prompts of a length, all different but for chance; an index gives the same one everywhere."""
+
+    def prompt(index: int) -> list[int]:
+        return [int(token) for token in np.random.default_rng(index).integers(0, vocab_size, tokens)]
+
+    return prompt

@@ -1,0 +1,78 @@
+"""Thresholds of every profile, searched once and kept in a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from perf.baselines.limits import best_thresholds
+from tools.dtmc.profile import Profile, dump_profile
+from tools.dtmc.search import search
+
+FILE = Path(__file__).resolve().parent.parent / "results" / "comparison_thresholds.json"
+
+
+@dataclass(frozen=True)
+class Ours:
+    """Thresholds by model, and tokens per second without overhead with them and with all thresholds 1."""
+
+    thresholds: dict[str, int]
+    tokens_per_second: float
+    eager_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class ModelSync:
+    """Thresholds in the order of the models, and tokens per second without overhead."""
+
+    thresholds: tuple[int, ...]
+    tokens_per_second: float
+
+
+@dataclass
+class _Entry:
+    profile: str
+    ours: Ours | None = None
+    model_sync: ModelSync | None = None
+
+
+class Tuning:
+    """Best thresholds.
+
+    Args:
+        path: where they are kept. An entry whose profile has changed is searched again.
+    """
+
+    def __init__(self, path: Path = FILE) -> None:
+        self._path = path
+        self._kept = msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry]) if path.is_file() else {}
+
+    def ours(self, name: str, profile: Profile, in_flight: int) -> Ours:
+        """For delayed batching, by `tools.dtmc`."""
+        entry = self._entry(name, profile, in_flight)
+        if entry.ours is None:
+            found = search(profile, in_flight)
+            entry.ours = Ours(found.thresholds, found.tokens_per_second, found.eager_tokens_per_second)
+            self._save()
+        return entry.ours
+
+    def model_sync(self, name: str, profile: Profile, in_flight: int) -> ModelSync:
+        """For one model at a time, by `baselines.limits`."""
+        entry = self._entry(name, profile, in_flight)
+        if entry.model_sync is None:
+            throughput, rule = best_thresholds(profile, in_flight)
+            entry.model_sync = ModelSync(rule.thresholds, throughput)
+            self._save()
+        return entry.model_sync
+
+    def _entry(self, name: str, profile: Profile, in_flight: int) -> _Entry:
+        text, key = dump_profile(profile), f"{name}, {in_flight} in flight"
+        if key not in self._kept or self._kept[key].profile != text:
+            self._kept[key] = _Entry(text)
+        return self._kept[key]
+
+    def _save(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept, order="sorted"), indent=1) + b"\n")

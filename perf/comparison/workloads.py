@@ -1,0 +1,101 @@
+"""Workloads and policies of the comparison with emulated engines, from `perf/reference/workloads.yaml`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from tools.dtmc.errors import ProfileError
+from tools.dtmc.profile import ModelProfile, Profile
+
+REFERENCE = Path(__file__).resolve().parent.parent / "reference" / "workloads.yaml"
+
+
+class EmulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Milliseconds of a step, and of every token that a step takes in beyond one per request."""
+
+    step_ms: float
+    prefill_ms_per_token: float
+
+
+class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lengths in tokens, and whether taking in the prompt costs time."""
+
+    prompt_tokens: int
+    response_tokens: int
+    prefill: bool = False
+
+    def scaled(self, scale: int) -> Workload:
+        """Prompt and response `scale` times shorter, at least one token each."""
+        return Workload(max(1, self.prompt_tokens // scale), max(1, self.response_tokens // scale), self.prefill)
+
+
+class Routing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a policy routes: two probabilities, or weights of any number of models."""
+
+    leave: float = 0.0
+    back: float = 1.0
+    weights: dict[str, float] = {}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that it routes between, small first."""
+        return tuple(self.weights) or ("small", "large")
+
+
+class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+    """The whole file."""
+
+    models: dict[str, EmulatedModel]
+    workloads: dict[str, Workload]
+    policies: dict[str, Routing]
+
+    @cached_property
+    def _profiles(self) -> dict[tuple[str, bool], Profile]:
+        return {}
+
+    def profile(self, policy: str, *, prefill: bool) -> Profile:
+        """Step times and routing of a policy as the Markov model wants them; the same object for the same arguments.
+
+        Raises:
+            ProfileError: the file has no such policy, or its numbers make no sense.
+        """
+        if policy not in self.policies:
+            raise ProfileError(f"no policy {policy!r}; {REFERENCE.name} has {', '.join(self.policies)}")
+        key = (policy, prefill)
+        if key not in self._profiles:
+            self._profiles[key] = self._build(self.policies[policy], prefill)
+        return self._profiles[key]
+
+    def _build(self, routing: Routing, prefill: bool) -> Profile:
+        models = {
+            name: ModelProfile(
+                step_ms=self.models[name].step_ms,
+                extend_ms_per_token=self.models[name].prefill_ms_per_token if prefill else 0.0,
+            )
+            for name in routing.models
+        }
+        if routing.weights:
+            rows = {name: dict(routing.weights) for name in models}
+            commit = {name: dict.fromkeys(models, 1.0) for name in models}
+        else:
+            rows = {
+                "small": {"small": 1.0 - routing.leave, "large": routing.leave},
+                "large": {"small": routing.back, "large": 1.0 - routing.back},
+            }
+            commit = {"small": {"small": 1.0, "large": 0.0}, "large": {"small": 1.0, "large": 1.0}}
+        return Profile(models=models, entry=next(iter(models)), routing=rows, commit=commit)
+
+
+def load_reference(path: Path = REFERENCE) -> Reference:
+    """The file.
+
+    Raises:
+        ProfileError: names the field that is wrong.
+    """
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=Reference, strict=True)
+    except (OSError, msgspec.DecodeError) as exc:
+        raise ProfileError(f"{path}: {exc}") from exc
