@@ -3,7 +3,7 @@
     python -m tools.container.manifest            # needs helm on PATH: lints the chart, renders it
     python -m tools.container.manifest --check    # needs no helm: says whether the file is out of date
 
-The file names the digest of what it was rendered from, so that it cannot fall behind unnoticed.
+The file names the digest of the chart that it was rendered from, so that it cannot fall behind unnoticed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MANIFEST = ROOT / "configs" / "deploy" / "kubernetes.yaml"
 def header() -> str:
     """The first lines of the manifest."""
     digest = hashlib.sha256()
-    for path in (*sorted(path for path in CHART.rglob("*") if path.is_file()), DEPLOYMENT):
-        digest.update(f"{path.relative_to(ROOT)}\0{path.stat().st_size}\0".encode())
+    for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(CHART)}\0{path.stat().st_size}\0".encode())
         digest.update(path.read_bytes())
     return (
         f"# Written by tools/container/manifest.py from {CHART.relative_to(ROOT)} and {DEPLOYMENT.relative_to(ROOT)}.\n"
@@ -52,7 +52,12 @@ def render() -> str:
     rendered = subprocess.run(
         [helm, "template", "tokenrouter", str(CHART), values], check=True, stdout=subprocess.PIPE, text=True
     )
-    return header() + rendered.stdout
+    manifest = header() + rendered.stdout
+    validate = shutil.which("kubernetes-validate")  # from PyPI, where it is installed: the schemas of the API
+    for version in ("1.25", "1.37") if validate else ():
+        command = [str(validate), "--kubernetes-version", version, "--strict", "--quiet", "-"]
+        subprocess.run(command, check=True, input=manifest, text=True)
+    return manifest
 
 
 def main(check: Annotated[bool, typer.Option("--check", help="Write nothing.")] = False) -> None:
