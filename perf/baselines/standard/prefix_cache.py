@@ -91,12 +91,13 @@ class PrefixCache:
         self._clock += 1
         limit = len(ids) - TOKEN_BYTES
         node, start = self._walk(ids, limit)
-        tail, usable = _longest_tail(node, ids, start, limit)
+        tail = _longest_tail(node, ids, start, limit)
         blocks = _path_blocks(node)
         shared = len(blocks)
         if tail is not None:
             node.tails.remove(tail)
             blocks.append(tail.block)
+            start += len(tail.ids)
         _hold(node, 1)
         fresh = self._allocate(-(-len(ids) // self._width) - len(blocks))
         if fresh is None:
@@ -104,7 +105,7 @@ class PrefixCache:
             if tail is not None:
                 node.tails.append(tail)
             return None
-        return Lease(ids, blocks + fresh, (start + usable) // TOKEN_BYTES, shared, node)
+        return Lease(ids, blocks + fresh, start // TOKEN_BYTES, shared, node)
 
     def release(self, lease: Lease, computed: int) -> None:
         """The call is over; the KV of its first `computed` tokens (at least `lease.cached`) can be found from now on.
@@ -240,14 +241,17 @@ class PrefixCache:
             yield node
 
 
-def _longest_tail(node: _Node, ids: bytes, start: int, limit: int) -> tuple[_Tail | None, int]:
-    """The tail that saves most tokens, and how many bytes of it count. It is part of the ids, never more than them."""
-    best, usable = None, 0
+def _longest_tail(node: _Node, ids: bytes, start: int, limit: int) -> _Tail | None:
+    """The tail that saves most tokens.
+
+    One that ends where the ids end is left alone: the call that comes next to it is rather the one that left it there,
+    with one token more, than the same call again.
+    """
+    best, size = None, 0
     for tail in node.tails:
-        size = min(len(tail.ids), limit - start)
-        if size > usable and ids.startswith(tail.ids, start):
-            best, usable = tail, size
-    return best, usable
+        if size < len(tail.ids) <= limit - start and ids.startswith(tail.ids, start):
+            best, size = tail, len(tail.ids)
+    return best
 
 
 def _path_blocks(node: _Node) -> list[int]:
