@@ -41,6 +41,7 @@ grpc_gevent.init_gevent()
 _OUTPUTS = ("text_output", "output_ids", "finish_reason")
 _timings: list[Timing] = []
 _prompts: Iterator[str] = iter(())
+_random = random.Random(1)  # arrivals are the same in every run
 
 
 def options(parser: Any) -> None:
@@ -112,7 +113,7 @@ class _StreamingUser(User):
         rate = self.chosen.arrival_rate / max(1, self.environment.runner.target_user_count)
         if not rate:
             return 0.0
-        self._due += random.expovariate(rate) if self.chosen.arrivals == "poisson" else 1.0 / rate
+        self._due += _random.expovariate(rate) if self.chosen.arrivals == "poisson" else 1.0 / rate
         return max(0.0, self._due - time.perf_counter())
 
     @task

@@ -1,15 +1,31 @@
-"""Rows of load tests as a table on the screen and as CSV."""
+"""Rows of load tests as a table on the screen, as CSV, and as Markdown (`python -m perf.clients.table FILE.csv`)."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 Row = Mapping[str, Any]
+
+SHORT = {
+    "loop": "loop",
+    "in_flight": "in flight",
+    "requests": "requests",
+    "errors": "errors",
+    "tokens_per_second": "tokens/s",
+    "time_to_first_token_ms.p50": "first token, p50",
+    "time_to_first_token_ms.p99": "p99",
+    "inter_token_ms.p50": "inter-token, p50",
+    "inter_token_ms.p99": "p99",
+    "latency_ms.p50": "latency, p50",
+    "latency_ms.p99": "p99",
+}
+"""Columns of the Markdown table; times in milliseconds."""
 
 
 def columns_of(rows: Sequence[Row]) -> list[str]:
@@ -47,3 +63,24 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
     if columns_of(earlier) != columns_of(rows):
         raise ValueError(f"{path} has other columns: {', '.join(columns_of(earlier))}; remove it or name another file")
     return write_rows(path, [*earlier, *rows])
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The columns of `SHORT`, after the tool's user."""
+    lines = ["| user | " + " | ".join(SHORT.values()) + " |", "|---" * (len(SHORT) + 1) + "|"]
+    for row in rows:
+        lines.append(f"| {row['user']} | " + " | ".join(str(row[column]) or "-" for column in SHORT) + " |")
+    return "\n".join(lines)
+
+
+def main(files: Annotated[list[Path], typer.Argument(help="CSV files of locust or perf_analyzer runs.")]) -> None:
+    """Prints Markdown."""
+    rows: list[Row] = []
+    for path in files:
+        with path.open(newline="") as file:
+            rows += csv.DictReader(file)
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 
+from perf.soak.memory import look
 from tests.support.serving import HttpStream, wait_idle
 from tools.tritonserver import TritonServer
 
@@ -19,7 +19,7 @@ GROWTH_MIB = 24
 
 def resident_mib(server: TritonServer) -> dict[str, float]:
     pids = {**server.stub_pids(), "tritonserver": server.pid}
-    return {name: psutil.Process(pid).memory_info().rss / 2**20 for name, pid in pids.items()}
+    return {name: look(pid)["rss_mib"] for name, pid in pids.items()}
 
 
 def shared_mib() -> float:
