@@ -12,7 +12,7 @@ LOCKS := requirements/serve.lock requirements/test.lock
 STAMP := $(VENV)/.installed
 CODE := backends tools perf tests
 
-.PHONY: help venv serve tune test unit integration check format demo-models demo-routers clean
+.PHONY: help venv serve tune load test unit integration check format demo-models demo-routers clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ serve: venv ## Serve the demo repository until Ctrl-C
 
 tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
 	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
+
+load: venv ## Load tests with locust beside a demo server of their own (about four minutes)
+	$(BIN)/python -m perf.beside_server -- perf/locust.sh
 
 test: venv ## Everything: unit tests in parallel, then integration tests with a real tritonserver; both report
 	@failed=; for part in unit integration; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
