@@ -34,7 +34,7 @@ serve: venv ## Serve the demo repository until Ctrl-C
 tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
 	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
 
-load: venv ## Load tests with locust beside a demo server of their own (about four minutes)
+load: venv ## Load tests with locust beside a demo server of their own (about three minutes)
 	$(BIN)/python -m perf.beside_server -- perf/locust.sh
 
 test: venv ## Everything: unit tests in parallel, then integration tests with a real tritonserver; both report

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 LOCUST=${LOCUST:-.venv/bin/locust}
 URL=${URL:-127.0.0.1:8001}
 HTTP_URL=${HTTP_URL:-127.0.0.1:8000}
-SECONDS_EACH=${SECONDS_EACH:-20}
+SECONDS_EACH=${SECONDS_EACH:-15}
 USERS=${USERS:-1 4 16}
 RATES=${RATES:-5 20}
 OUT=${OUT:-perf/results/locust.csv}
