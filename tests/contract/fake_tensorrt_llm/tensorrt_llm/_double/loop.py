@@ -37,6 +37,7 @@ class Active:
     lease: Lease
     handle: Any
     processors: list[Any]
+    stop_words: list[list[int]]
     tokens: list[int]
     computed: int
     in_flight: list[int] = field(default_factory=list)
@@ -106,10 +107,19 @@ class Loop:
         while self._running:
             self._fetch()
             if self._running:
-                self._iterate()
+                self._guarded()
             responses, self._responses = self._responses, []
             if responses:
                 self._post(responses)
+
+    def _guarded(self) -> None:
+        try:
+            self._iterate()
+        except Exception as exc:  # a fault of the double: everybody is told, nobody waits for ever
+            ids = [active.request.id for active in self._active] + [request.id for request in self._waiting]
+            self._responses += [Response(request_id, error=f"the double failed: {exc!r}") for request_id in ids]
+            self._active, self._unsettled = [], []
+            self._waiting.clear()
 
     def _fetch(self) -> None:
         """Takes what has come; sleeps only when there is nothing to do. The first message of an idle loop wakes it."""
@@ -211,7 +221,8 @@ class Loop:
         params.max_tokens = min(params.max_tokens, limit - len(prompt))
         self._next_id += 1
         handle = self._model.begin(lease, capacity)
-        return Active(self._next_id, request, lease, handle, processors, list(prompt), lease.cached)
+        words = [word for _, word in params.stop_words()]
+        return Active(self._next_id, request, lease, handle, processors, words, list(prompt), lease.cached)
 
     # --- one step -----------------------------------------------------------------------------------------------
 
@@ -286,13 +297,12 @@ class Loop:
             return "END_ID"
         if length and _behaviour.true("length_before_stop_words"):
             return "LENGTH"
-        if any(active.tokens[-len(word) :] == word for _, word in params.stop_words()):
+        if any(active.tokens[-len(word) :] == word for word in active.stop_words):
             return "STOP_WORDS"
         return "LENGTH" if length else None
 
     def _would_stop(self, active: Active) -> bool:
-        words = [word for _, word in active.request.sampling_params.stop_words()]
-        return active.in_flight in words or active.in_flight == [active.request.sampling_params.end_id]
+        return active.in_flight in active.stop_words or active.in_flight == [active.request.sampling_params.end_id]
 
     def _cancel(self) -> None:
         """Ends aborted requests."""

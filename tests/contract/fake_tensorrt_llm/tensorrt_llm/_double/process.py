@@ -6,12 +6,14 @@ are sent by reference, so their modules must be importable there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -37,6 +39,8 @@ class ProcessWorker:
         except EOFError:
             error = f"the worker process ended with status {self._process.wait()}"
         if error:
+            self._process.wait(END_SECONDS)
+            self._connection.close()
             raise RuntimeError(f"Executor worker returned error: {error}")
         self._reader = threading.Thread(target=self._read, name="fake-tensorrt-llm-results", daemon=True)
         self._reader.start()
@@ -50,10 +54,8 @@ class ProcessWorker:
 
     def close(self) -> None:
         """Ends the process."""
-        try:
+        with contextlib.suppress(RuntimeError):
             self.put(None)
-        except RuntimeError:
-            return
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -80,8 +82,13 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
         command = [_python(), "-c", "from tensorrt_llm._double.process import main; main()", str(listener.address)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-        listener._listener._socket.settimeout(START_SECONDS)  # type: ignore[attr-defined]
-        return process, listener.accept()
+        listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
+        deadline = time.monotonic() + START_SECONDS
+        while process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                return process, listener.accept()
+        process.kill()
+        raise RuntimeError(f"the worker process did not start; status {process.wait()}")
 
 
 def _python() -> str:

@@ -78,6 +78,7 @@ class GenerationResult:
         self._request = request
         self._executor = executor
         self._tokenizer = tokenizer
+        self._stop_words = request.sampling_params.stop_words()
         self._done = False
         self._aborted = False
         self._outputs = [CompletionOutput(0)]
@@ -201,7 +202,7 @@ class GenerationResult:
                 output.stop_reason = params.end_id
         if reason != "STOP_WORDS":
             return
-        for stop_reason, word in params.stop_words():
+        for stop_reason, word in self._stop_words:
             if output.token_ids[-len(word) :] == word:
                 output.stop_reason = stop_reason
                 if not params.include_stop_str_in_output and _behaviour.true("stop_ids_cut"):
