@@ -42,6 +42,7 @@ _OUTPUTS = ("text_output", "output_ids", "finish_reason")
 _timings: list[Timing] = []
 _prompts: Iterator[str] = iter(())
 _random = random.Random(1)  # arrivals are the same in every run
+_cpu_s = 0.0
 
 
 def options(parser: Any) -> None:
@@ -63,14 +64,17 @@ def options(parser: Any) -> None:
 
 def start(environment: Any, **_: Any) -> None:
     """Reads the prompts."""
-    global _prompts
+    global _prompts, _cpu_s
     _timings.clear()
+    _cpu_s = time.process_time()
     _prompts = cycle(load_prompts(environment.parsed_options.prompts))
 
 
 def report(environment: Any, **_: Any) -> None:
     """Prints and writes the exact table."""
     chosen: Namespace = environment.parsed_options
+    tokens = sum(timing.tokens for timing in _timings)
+    cpu_s = time.process_time() - _cpu_s
     rows = [
         {
             "tool": "locust",
@@ -78,6 +82,7 @@ def report(environment: Any, **_: Any) -> None:
             "loop": f"open, {chosen.arrivals} {chosen.arrival_rate:g}/s" if chosen.arrival_rate else "closed",
             "in_flight": "" if chosen.arrival_rate else chosen.num_users or 1,
             **summary(_timings),
+            "client_cpu_s_per_1000_tokens": round(1000 * cpu_s / tokens, 3) if tokens else "",
         }
     ]
     if _timings:

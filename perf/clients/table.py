@@ -24,6 +24,7 @@ SHORT = {
     "inter_token_ms.p99": "p99",
     "latency_ms.p50": "latency, p50",
     "latency_ms.p99": "p99",
+    "client_cpu_s_per_1000_tokens": "client CPU s per 1,000 tokens",
 }
 """Columns of the Markdown table; times in milliseconds."""
 
@@ -66,10 +67,11 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The columns of `SHORT`, after the tool's user."""
-    lines = ["| user | " + " | ".join(SHORT.values()) + " |", "|---" * (len(SHORT) + 1) + "|"]
+    """The columns of `SHORT` that there are, after the tool's user."""
+    shown = [column for column in SHORT if any(column in row for row in rows)]
+    lines = ["| user | " + " | ".join(SHORT[column] for column in shown) + " |", "|---" * (len(shown) + 1) + "|"]
     for row in rows:
-        lines.append(f"| {row['user']} | " + " | ".join(str(row[column]) or "-" for column in SHORT) + " |")
+        lines.append(f"| {row['user']} | " + " | ".join(str(row.get(column, "")) or "-" for column in shown) + " |")
     return "\n".join(lines)
 
 
