@@ -621,6 +621,17 @@ def test_a_prompt_longer_than_max_num_tokens_is_refused() -> None:
         submit(llm, [1] * (BLOCK + 1))
 
 
+@pytest.mark.pins("chunks_processed")
+def test_a_long_prompt_is_prefilled_in_chunks_with_a_call_after_each(reference: Any, salt: str) -> None:
+    prompt = [i % 200 for i in range(5 * BLOCK + 3)]
+    settings = {"max_num_tokens": 2 * BLOCK + 7, "max_batch_size": 2, "enable_chunked_prefill": True}
+    with build(**settings) as llm:
+        output = finish(llm, prompt, salt, logits_processor=Record(salt), max_tokens=2).outputs[0]
+        assert output.token_ids == reference(prompt, 2)
+        assert [call[4] for call in CALLS[salt]] == [[prompt]] * 3 + [[prompt + output.token_ids[:1]]]
+        assert llm.get_stats()[0]["iterations"] == [(1, 32), (1, 32), (1, 19), (1, 1)]
+
+
 @pytest.mark.pins("vocabulary_checked")
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_ids_outside_the_vocabulary_are_refused(llm: LLM, token: int) -> None:

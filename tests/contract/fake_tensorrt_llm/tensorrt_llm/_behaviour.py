@@ -32,6 +32,7 @@ SWITCHES: dict[str, str] = {
     "surplus_step": "with the overlap scheduler one more step runs after a stop",
     "processor_list": "a list of processors is applied in order",
     "first_token_processed": "processors also see the logits of the first token",
+    "chunks_processed": "processors also see the logits after each chunk of a long prompt, with the whole prompt",
     "one_failure_fails_all": "an exception in a processor fails every request of the step",
     "unknown_fields_refused": "SamplingParams raises TypeError for a name that is no field",
     "end_id_needed": "without a tokenizer a request without end_id is refused",

@@ -53,6 +53,16 @@ class Active:
         return self.tokens[len(self.request.prompt_token_ids) :]
 
     @property
+    def unseen(self) -> int:
+        """Tokens whose KV is not computed."""
+        return len(self.tokens) + len(self.in_flight) - self.computed
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether part of the prompt is still to be computed."""
+        return self.computed < len(self.request.prompt_token_ids)
+
+    @property
     def full(self) -> bool:
         """Whether the tokens in flight are the last that it may have."""
         return len(self.generated) + len(self.in_flight) >= self.request.sampling_params.max_tokens
@@ -147,7 +157,7 @@ class Loop:
         try:
             sampled = self._step(rows) if rows else []
         except Exception as exc:
-            self._fail(rows, f"{type(exc).__name__}: {exc}")
+            self._fail([active for active, _ in rows], f"{type(exc).__name__}: {exc}")
             sampled = []
         if self._overlap:
             sampled, self._unsettled = self._unsettled, sampled
@@ -165,14 +175,17 @@ class Loop:
 
     # --- admission ----------------------------------------------------------------------------------------------
 
-    def _schedule(self) -> list[Active]:
-        """Requests of this iteration: everybody who decodes, then waiting prompts that fit."""
-        rows = [active for active in self._active if not (active.in_flight and active.full)]
-        if _behaviour.true("surplus_step"):
-            pass
-        else:
-            rows = [active for active in rows if not (active.in_flight and self._would_stop(active))]
+    def _schedule(self) -> list[tuple[Active, int]]:
+        """Requests of this iteration with their new tokens: everybody who decodes, then prompts as far as they fit."""
+        ready = [active for active in self._active if not (active.in_flight and active.full)]
+        if not _behaviour.true("surplus_step"):
+            ready = [active for active in ready if not (active.in_flight and self._would_stop(active))]
+        rows = [(active, active.unseen) for active in ready if not active.prefilling]
         budget = self._args.max_num_tokens - len(rows)
+        for active in ready:
+            if active.prefilling and (share := self._share(active.unseen, budget)):
+                rows.append((active, share))
+                budget -= share
         while self._waiting and len(rows) < self._args.max_batch_size:
             request = self._waiting[0]
             try:
@@ -184,12 +197,20 @@ class Loop:
             if active is None:
                 break
             self._waiting.popleft()
-            budget -= len(active.tokens) - active.computed
             self._active.append(active)
-            rows.append(active)
+            share = self._share(active.unseen, budget)
+            rows.append((active, share))
+            budget -= share
             if not _behaviour.true("batched"):
                 break
         return rows
+
+    def _share(self, unseen: int, budget: int) -> int:
+        """How many of a prompt's tokens run now; whole blocks unless it is all of them."""
+        if unseen <= budget:
+            return unseen
+        size = self._model.info.block_tokens
+        return budget // size * size if self._args.enable_chunked_prefill else 0
 
     def _admit(self, request: GenerationRequest, budget: int) -> Active | None:
         """Starts a request if its worst case fits now (GUARANTEED_NO_EVICT).
@@ -215,7 +236,7 @@ class Loop:
         lease = self._model.tree.lease(prompt, capacity, request.cache_salt, request.retention)
         if lease is None:
             return None
-        if len(prompt) - lease.cached > budget:
+        if not self._share(len(prompt) - lease.cached, budget):
             self._model.tree.release(lease, prompt[: lease.cached])
             return None
         params.max_tokens = min(params.max_tokens, limit - len(prompt))
@@ -226,33 +247,38 @@ class Loop:
 
     # --- one step -----------------------------------------------------------------------------------------------
 
-    def _step(self, rows: list[Active]) -> list[tuple[Active, int]]:
-        """Forward pass, processors, sampling."""
+    def _step(self, rows: list[tuple[Active, int]]) -> list[tuple[Active, int]]:
+        """Forward pass, processors, sampling; the tokens of all whose prompt is complete."""
         batch = []
-        for active in rows:
-            known = active.tokens + active.in_flight
-            batch.append(Row(active.handle, known[active.computed :], not active.iterations, active.internal_id))
-        self.iterations.append((len(rows), sum(len(row.tokens) for row in batch)))
+        for active, share in rows:
+            new = (active.tokens + active.in_flight)[active.computed :][:share]
+            batch.append(Row(active.handle, new, active.prefilling, active.internal_id))
+        self.iterations.append((len(rows), sum(share for _, share in rows)))
         outputs = self._model.run(batch)
         logits = outputs.pop("logits")
         sampled = []
-        for i, active in enumerate(rows):
-            active.computed += len(batch[i].tokens)
+        for i, (active, share) in enumerate(rows):
+            last = share == active.unseen
+            active.computed += share
             active.iterations += 1
-            row = logits[i]
-            self._process(active, row)
-            params = active.request.sampling_params
-            prompt = active.request.prompt_token_ids
-            token = self._sampler.sample(row, params, prompt, active.generated + active.in_flight)
-            self._note(active, row, token, {name: tensor[i] for name, tensor in outputs.items()})
-            sampled.append((active, token))
+            if last or _behaviour.true("chunks_processed"):
+                self._process(active, logits[i])
+            if last:
+                token = self._sample(active, logits[i])
+                self._note(active, logits[i], token, {name: tensor[i] for name, tensor in outputs.items()})
+                sampled.append((active, token))
         for active, token in sampled:
             active.in_flight.append(token)
         return sampled
 
+    def _sample(self, active: Active, row: Tensor) -> int:
+        request = active.request
+        generated = active.generated + active.in_flight
+        return self._sampler.sample(row, request.sampling_params, request.prompt_token_ids, generated)
+
     def _process(self, active: Active, row: Tensor) -> None:
         """Calls the request's processors; `row` [V] is edited in place."""
-        if active.iterations == 1 and not _behaviour.true("first_token_processed"):
+        if not active.generated and not _behaviour.true("first_token_processed"):
             return
         history = list(active.tokens)
         if not _behaviour.true("history_lags"):
@@ -319,7 +345,7 @@ class Loop:
         if reason is not None:
             self._end(active)
         interval = self._args.stream_interval
-        due = request.streaming and (active.iterations == 1 or len(active.generated) % interval == 0)
+        due = request.streaming and (len(active.generated) == 1 or len(active.generated) % interval == 0)
         if not due and reason is None:
             return
         new = active.generated[active.sent :]

@@ -37,7 +37,8 @@ class LLM:
         params = self._prepare(call["sampling_params"])
         if call["lora_request"] or call["disaggregated_params"]:
             raise NotImplementedError("the double serves no LoRA and no disaggregated requests")
-        if len(prompt) > self.args.max_num_tokens and _behaviour.true("prompt_limit"):
+        limited = not self.args.enable_chunked_prefill and _behaviour.true("prompt_limit")
+        if limited and len(prompt) > self.args.max_num_tokens:
             raise ValueError(
                 f"The prompt length ({len(prompt)}) should not exceed max_num_tokens ({self.args.max_num_tokens})"
             )

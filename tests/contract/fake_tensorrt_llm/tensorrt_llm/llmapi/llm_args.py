@@ -15,7 +15,6 @@ NOT_MODELLED = {
     "context_parallel_size": 1,
     "tensor_parallel_size": 1,
     "max_beam_width": 1,
-    "enable_chunked_prefill": False,
     "batch_wait_timeout_ms": 0,
     "batch_wait_timeout_iters": 0,
     "speculative_config": None,
