@@ -21,6 +21,7 @@ from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Result, Update
+from tokenrouter.statistics import SubserverStatistics
 from tokenrouter.subserver import Subserver
 
 _PEER = 1
@@ -76,6 +77,11 @@ class TokenRouter:
     def models(self) -> tuple[str, ...]:
         """Names of the models, small first."""
         return self._entry.config.models
+
+    @property
+    def statistics(self) -> dict[str, SubserverStatistics]:
+        """Counters of every model since it was loaded, by name."""
+        return {name: subserver.statistics for name, subserver in self._subservers.items()}
 
     def generate(
         self,
