@@ -70,7 +70,7 @@ def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
     """Parameters with which a policy routes like a profile that `routed` returned for it.
 
     Raises:
-        ProfileError: the profile commits other than 0 or 1 tokens on a move.
+        ProfileError: the policy does not follow a profile, or this one commits other than 0 or 1 tokens on a move.
     """
     if policy == "markov":
         commit = {
@@ -83,7 +83,11 @@ def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
         return {"routing": profile.routing, "commit": full, "entry": profile.entry}
     if policy == "random":
         return {"p": _rates(profile)[0]}
-    return {"weights": dict(profile.routing[profile.entry])} if policy == "me" else {}
+    if policy == "me":
+        return {"weights": dict(profile.routing[profile.entry])}
+    if policy in ROUTED_BY_SIGNALS:
+        return {}
+    raise ProfileError(f"--policy {policy}: does not follow a profile; use one of {', '.join(FOLLOWING)}")
 
 
 def signals(profile: Profile, policy: str) -> dict[str, dict[str, Any]]:

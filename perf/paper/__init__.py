@@ -1,0 +1,1 @@
+"""The paper's figures beside the Markov model and the running server with emulated engines; see `__main__`."""
