@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from tokenrouter.config import ENGINES
 from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.messages import PolicySpec
-from tokenrouter.policies import load_policy
+from tokenrouter.policies import Policy, load_policy
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.vocabulary import check_same_tokenizer
-from tools.repository import tensorrt_llm
 from tools.repository.complete import completed
+from tools.repository.model_checks import caught, model_problems
 from tools.repository.routers import policy_params, router_problems
-from tools.repository.shapes import read_shape
-from tools.repository.spec import VERSION_FOLDER, DeploymentSpec, ModelSpec
+from tools.repository.spec import VERSION_FOLDER, DeploymentSpec
 from tools.repository.tuning import check_profile, threshold_problems
 
 
@@ -36,14 +31,14 @@ def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
     found = list(_independent_problems(spec, output))
     finished = None
     if not found:
-        found += _caught(lambda: check_profile(spec)) if spec.tuning else []
+        found += caught(lambda: check_profile(spec)) if spec.tuning else []
     if not found:
         try:
             finished = completed(spec)
         except ConfigError as exc:
             found.append(str(exc))
     if finished is not None:
-        found += [*threshold_problems(finished), *_length_problems(finished)]
+        found += [*threshold_problems(finished), *_length_problems(finished), *_engine_problems(finished, output)]
     if found or finished is None:
         raise ConfigError(found[0] if len(found) == 1 else "\n".join([f"{len(found)} problems:", *_bullets(found)]))
     return finished
@@ -53,22 +48,13 @@ def _bullets(found: list[str]) -> list[str]:
     return [f"  - {problem}" for problem in found]
 
 
-def _caught(check: Callable[[], object]) -> list[str]:
-    """The problem that a check raises, if any."""
-    try:
-        check()
-    except (RouterError, msgspec.ValidationError) as exc:
-        return [str(exc)]
-    return []
-
-
 def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
     """Problems that can be seen without the completed deployment."""
     yield from name_problems(spec)
     folders: dict[str, Path] = {}
     missing = False
     for name, model in spec.models.items():
-        yield from (f"models.{name}.{problem}" for problem in _model_problems(model))
+        yield from (f"models.{name}.{problem}" for problem in model_problems(model))
         folder = output / name / "1" if model.checkpoint == VERSION_FOLDER else Path(model.checkpoint)
         if (folder / "config.json").is_file():
             folders[name] = folder
@@ -78,11 +64,11 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
                 f"models.{name}.checkpoint: {folder} has no config.json; give a folder in Hugging Face format, or say "
                 "with --checkpoints where it lies"
             )
-        elif model.gpus:
-            yield f"models.{name}.checkpoint: the KV budget needs it; name a folder in Hugging Face format"
+        if model.checkpoint == VERSION_FOLDER and model.gpus:
+            yield f"models.{name}.checkpoint is missing; the KV budget needs a folder in Hugging Face format"
     if len(folders) > 1 and not missing:
         entry = spec.entry
-        yield from _caught(
+        yield from caught(
             lambda: check_same_tokenizer(
                 folders,
                 allow_added_tokens=entry.allow_added_tokens,
@@ -90,7 +76,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
             )
         )
     yield from router_problems(spec.entry)
-    yield from _caught(lambda: _check_policy(spec, output))
+    yield from caught(lambda: _policy(spec, output))
     if spec.tuning is None:
         yield from threshold_problems(spec)
 
@@ -107,79 +93,49 @@ def name_problems(spec: DeploymentSpec) -> Iterator[str]:
             yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(spec.models)}"
 
 
-def _check_policy(spec: DeploymentSpec, output: Path) -> None:
-    """Builds the policy as the orchestrator will; its files are not read."""
+def _policy(spec: DeploymentSpec, output: Path) -> Policy:
+    """The policy as the orchestrator will build it; its files are not read.
+
+    Raises:
+        ConfigError: it refuses its parameters.
+    """
     params = json.dumps(policy_params(spec.entry))
+    context = PolicyContext(tuple(spec.models), str(output.absolute()))
     try:
-        load_policy(PolicySpec(spec.entry.policy, params), PolicyContext(tuple(spec.models), str(output.absolute())))
+        return load_policy(PolicySpec(spec.entry.policy, params), context)
     except RouterError as exc:
         raise ConfigError(f"entry.policy {spec.entry.policy!r}: {exc}") from exc
 
 
-def _model_problems(model: ModelSpec) -> Iterator[str]:
-    if model.engine not in ENGINES:
-        yield f"engine is {model.engine!r}; known: {', '.join(ENGINES)}"
-    yield from _gpu_problems(model)
-    yield from (f"options.{problem}" for problem in _option_problems(model))
-    if model.checkpoint != VERSION_FOLDER and (Path(model.checkpoint) / "config.json").is_file():
-        yield from _shape_problems(model)
+def _engine_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
+    """What the adapter of TensorRT-LLM will refuse at load, minutes later and on another machine."""
+    from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 
-
-def _gpu_problems(model: ModelSpec) -> Iterator[str]:
-    if len(set(model.gpus)) != len(model.gpus) or min(model.gpus, default=0) < 0:
-        yield f"gpus is {list(model.gpus)}; name each GPU once, from 0 on"
-    if model.engine == "tensorrt_llm":
-        parallel = model.options.get("tensor_parallel_size")
-        if not model.gpus:
-            yield "gpus is missing; tensorrt_llm needs the indices of the GPUs to use, for example [0]"
-        elif parallel is not None and parallel != len(model.gpus):
+    policy = _policy(spec, output)
+    for name, model in spec.models.items():
+        if model.engine != "tensorrt_llm":
+            continue
+        try:
+            config = TensorRtLlmConfig.from_mapping(Path(model.checkpoint), model.options)
+        except ConfigError as exc:
+            yield f"models.{name}.options: {exc}"
+            continue
+        if policy.decides(name) and len(config.own.handoff_ids) < len(spec.models):
             yield (
-                f"options.tensor_parallel_size is {parallel}, but gpus names {len(model.gpus)}; name as many GPUs, or "
-                "leave tensor_parallel_size out"
+                f"models.{name}.options.handoff_ids: {len(spec.models)} token ids that mean nothing are needed to end "
+                f"visits with, and the checkpoint leaves {len(config.own.handoff_ids)} unused; name some, such as "
+                "reserved or padding tokens"
             )
-    elif model.engine == "torch" and len(model.gpus) > 1:
-        yield f"gpus is {list(model.gpus)}; the torch engine runs on one GPU; use tensorrt_llm for several"
-    elif model.engine == "torch" and model.gpus and model.options.get("device") not in (None, f"cuda:{model.gpus[0]}"):
-        yield f"gpus is {list(model.gpus)}, but options.device is {model.options['device']!r}; leave one out"
-    elif model.engine == "emulated" and model.gpus:
-        yield "gpus has no use with the engine emulated; remove it"
-
-
-def _option_problems(model: ModelSpec) -> Iterator[str]:
-    """Unknown names and wrong values, as the engine itself would refuse them at load."""
-    if model.engine == "tensorrt_llm":
-        yield from tensorrt_llm.problems(model.options)
-    elif model.engine == "torch":
-        from tokenrouter.engines.torch import TorchEngineConfig
-
-        yield from _caught(lambda: TorchEngineConfig.from_mapping(model.options))
-    elif model.engine == "emulated":
-        from tokenrouter.engines.emulated import EmulatedConfig
-
-        yield from _caught(lambda: msgspec.convert(model.options, EmulatedConfig))
-
-
-def _shape_problems(model: ModelSpec) -> Iterator[str]:
-    try:
-        shape = read_shape(Path(model.checkpoint))
-    except ConfigError as exc:
-        yield f"checkpoint: {exc}"
-        return
-    parallel = max(1, len(model.gpus))
-    if shape.heads % parallel:
-        yield f"gpus names {parallel} GPUs, which do not divide the {shape.heads} attention heads; use 1, 2, 4 or 8"
-    length = model.options.get("max_seq_len")
-    if length is not None and shape.max_context is not None and int(length) > shape.max_context:
-        yield f"options.max_seq_len is {length}; the model takes at most {shape.max_context}, lower it"
 
 
 def _length_problems(spec: DeploymentSpec) -> Iterator[str]:
-    """A pool has to hold at least one sequence of full length."""
+    """The pool's share of routed requests has to hold at least one sequence of full length."""
     for name, model in spec.models.items():
-        tokens = (model.options.get("kv_cache_config") or {}).get("max_tokens")
-        length: Any = model.options.get("max_seq_len")
-        if model.gpus and length is not None and tokens is not None and tokens < length:
+        tokens: int | None = (model.options.get("kv_cache_config") or {}).get("max_tokens")
+        length: int | None = model.options.get("max_seq_len")
+        if model.gpus and length and tokens and tokens - int(tokens * model.direct_kv_share) < length:
             yield (
-                f"models.{name}.options.max_seq_len is {length}, but only {tokens} KV tokens fit onto its GPUs; lower "
-                "it, raise kv_budget.share, or use more GPUs"
+                f"models.{name}.options.max_seq_len is {length}, but only {tokens} KV tokens fit onto its GPUs, and "
+                f"direct_kv_share takes {model.direct_kv_share:g} of them; lower one, raise kv_budget.share, or use "
+                "more GPUs"
             )

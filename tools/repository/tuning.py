@@ -94,7 +94,7 @@ def threshold_problems(spec: DeploymentSpec) -> Iterator[str]:
             continue
         highest = max([batching.threshold, *batching.batch_thresholds.values()])
         max_batch = model.options.get("max_batch_size")
-        if max_batch is not None and highest > int(max_batch):
+        if isinstance(max_batch, int) and highest > max_batch:
             yield (
                 f"models.{name}.batching: a threshold of {highest} is never reached with options.max_batch_size "
                 f"{max_batch}; raise that, or lower the threshold"
