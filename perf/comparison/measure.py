@@ -23,7 +23,7 @@ from tools.dtmc.profile import Profile
 from tools.tritonserver import TritonServer
 
 # Standard serving runs for a time that is set before; whole responses should end in it.
-_SPARE = 2.5
+_SPARE = 2.0
 
 Progress = Callable[[str], None]
 ByInFlight = Mapping[int, Mapping[str, int]]

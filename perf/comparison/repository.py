@@ -23,6 +23,7 @@ def write_repository(
     thresholds: Mapping[int, Mapping[str, int]],
     *,
     most: int,
+    emulate: bool = True,
 ) -> Path:
     """Writes one.
 
@@ -33,6 +34,7 @@ def write_repository(
         profile: step times.
         thresholds: of delayed batching, by number in flight and model; empty is eager.
         most: largest number in flight.
+        emulate: whether steps take their time; without, for tests of tokens.
 
     Returns:
         The folder.
@@ -47,7 +49,7 @@ def write_repository(
             options[name] |= signals
     write_emulated_repository(
         folder,
-        step_ms={name: model.step_ms for name, model in profile.models.items()},
+        step_ms={name: model.step_ms if emulate else 0.0 for name, model in profile.models.items()},
         entry={"policy": policy, "policy_params": params, "max_inflight": most, "ensemble": None},
         batching={name: _batching(name, thresholds, profile, most) for name in profile.names},
         options={"hidden_size": HIDDEN_SIZE},

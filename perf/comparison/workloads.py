@@ -12,6 +12,8 @@ from tools.dtmc.profile import ModelProfile, Profile
 
 REFERENCE = Path(__file__).resolve().parent.parent / "reference" / "workloads.yaml"
 
+_SHORTEST_PROMPT = 4
+
 
 class EmulatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Milliseconds of a step, and of every token that a step takes in beyond one per request."""
@@ -28,8 +30,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill: bool = False
 
     def scaled(self, scale: int) -> Workload:
-        """Prompt and response `scale` times shorter, at least one token each."""
-        return Workload(max(1, self.prompt_tokens // scale), max(1, self.response_tokens // scale), self.prefill)
+        """Prompt and response `scale` times shorter; prompts stay long enough to differ."""
+        prompt = min(self.prompt_tokens, max(_SHORTEST_PROMPT, self.prompt_tokens // scale))
+        return Workload(prompt, max(1, self.response_tokens // scale), self.prefill)
 
 
 class Routing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from perf.baselines.inprocess import InProcess
+from perf.baselines.limits import throughput
+from perf.baselines.turns import RULES, Rule, Thresholds
+from perf.comparison import report
+from perf.comparison.cells import ANY, BY_NAME, OURS, Cell, cells
+from perf.comparison.demo import POLICIES, demo_spec
+from perf.comparison.load import Load, Request, Response, Run, random_prompts
+from perf.comparison.repository import write_repository
+from perf.comparison.results import Results
+from perf.comparison.summary import latency, summarise
+from perf.comparison.tuning import Tuning
+from perf.comparison.workloads import load_reference
+from tokenrouter.errors import ConfigError
+from tokenrouter.offline import TokenRouter
+from tokenrouter.request import RequestFields
+from tools.dtmc.errors import ProfileError
+from tools.repository.spec import load_spec
+
+REFERENCE = load_reference()
+RULES_AND_TUNED = {**RULES, "model-sync tuned": Thresholds((1, 3, 2))}
+
+
+def request(index: int, *, tokens: int = 12, whole: bool = True) -> Request:
+    return Request(index, random_prompts(5, 94)(index), tokens, whole)
+
+
+# --- the drivers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["r2r", "rstitch", "me"])
+def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that reads a router file, one that reads logits at both models, and one that draws; three models."""
+    policy: str = request.param
+    folder = tmp_path_factory.mktemp(policy)
+    profile = REFERENCE.profile(policy, prefill=False)
+    write_repository(folder, policy, REFERENCE.policies[policy], profile, {}, most=8, emulate=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(repository: Path) -> Iterator[InProcess]:
+    with InProcess(repository) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("name", RULES_AND_TUNED)
+def test_a_synchronous_baseline_gives_the_tokens_that_we_give(repository: Path, engines: InProcess, name: str) -> None:
+    requests = [request(i) for i in range(9)]
+    found = engines.generate(requests, RULES_AND_TUNED[name])
+    fields = [RequestFields(input_ids=r.input_ids, max_tokens=r.max_tokens, seed=r.seed) for r in requests]
+    with TokenRouter.from_repository(repository) as ours:
+        expected = ours.generate(fields)
+    assert [response.tokens for response in found] == [result.tokens for result in expected]
+    assert sum(result.handoffs for result in expected) > 9
+    assert all(response.ended for response in found)
+
+
+def test_a_closed_loop_measures_and_leaves_nothing_behind(engines: InProcess) -> None:
+    load = Load(3, random_prompts(5, 94), 8, warm_up_s=0.05, seconds=0.1)
+    run = engines.run(load, RULES["lock-step"])
+    assert run.end_s - run.start_s >= 0.1
+    whole = [r for r in run.responses if r.request.whole and r.ended]
+    assert len(whole) >= 3
+    assert all(len(r.tokens) == 8 == sum(r.counts) for r in whole)
+    assert [r.request.max_tokens for r in sorted(run.responses, key=lambda r: r.request.index)[:3]] == [3, 6, 8]
+    assert all(subserver.open_sequences == 0 for subserver in engines._subservers)
+
+
+def test_a_lock_step_on_emulated_engines_comes_near_its_exact_throughput(tmp_path: Path) -> None:
+    profile = REFERENCE.profile("r2r", prefill=False)
+    write_repository(tmp_path, "r2r", REFERENCE.policies["r2r"], profile, {}, most=4)
+    with InProcess(tmp_path) as engines:
+        run = engines.run(Load(4, random_prompts(5, 94), 32, warm_up_s=0.2, seconds=2.0), RULES["lock-step"])
+    limit = throughput(profile, 4, RULES["lock-step"])
+    # 280 tokens: the draw alone moves the rate by a few per cent; a loaded machine makes it slower.
+    assert 0.6 * limit < summarise(run).tokens_per_second < 1.15 * limit
+
+
+# --- the sums ------------------------------------------------------------------------------------------------------
+
+
+def response(index: int, sent_s: float, times: list[float], *, whole: bool = True, ended: bool = True) -> Response:
+    return Response(request(index, whole=whole), sent_s, times, [1] * len(times), [0] * len(times), ended)
+
+
+def test_a_summary_counts_tokens_in_the_window_and_times_of_whole_responses_that_end_there() -> None:
+    run = Run(
+        [
+            response(0, 0.0, [0.5, 1.5], whole=False),
+            response(1, 0.9, [1.0, 1.1, 1.4]),
+            response(2, 1.5, [1.9, 2.1]),
+            response(3, 1.6, [1.8], ended=False),
+        ],
+        start_s=1.0,
+        end_s=2.0,
+    )
+    found = summarise(run)
+    assert found.tokens_per_second == pytest.approx(6.0)
+    assert found.responses == 1
+    assert found.ttft.p50 == pytest.approx(100.0)
+    assert found.itl.mean == pytest.approx(200.0)
+    assert found.e2e.p99 == pytest.approx(500.0)
+
+
+def test_tokens_that_come_together_have_no_time_between_them() -> None:
+    one = Response(request(0), 0.0, [1.0, 1.3], [2, 1], [1, 2, 3], True)
+    found = summarise(Run([one], 0.0, 2.0))
+    assert found.itl.mean == pytest.approx(150.0)
+    assert found.itl.p50 == pytest.approx(150.0)
+
+
+def test_without_whole_responses_there_are_no_latencies() -> None:
+    found = summarise(Run([response(0, 0.0, [0.1], whole=False)], 0.0, 1.0))
+    assert math.isnan(found.ttft.p50)
+    assert found.tokens_per_second == 1.0
+
+
+def test_percentiles_interpolate() -> None:
+    assert latency([0.001, 0.003]).p50 == pytest.approx(2.0)
+
+
+def test_a_load_ends_after_its_time_and_enough_whole_responses() -> None:
+    load = Load(4, random_prompts(1, 94), 10, warm_up_s=1.0, seconds=2.0, longest_s=9.0)
+    assert not load.over(2.9, 9)
+    assert not load.over(3.0, 3)
+    assert load.over(3.0, 4)
+    assert load.over(10.0, 0)
+    assert [load.request(i).max_tokens for i in range(5)] == [3, 5, 8, 10, 10]
+    assert [load.request(i).whole for i in (3, 4)] == [False, True]
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def filled() -> Results:
+    results = Results({})
+    for cell in cells(["r2r"], ["low-effort"], [4]):
+        results.add(cell, OURS, {"tokens_per_second": 200.0, "ttft_p50_ms": 10.0})
+        results.add(cell, "lock-step", {"tokens_per_second": 100.0})
+        results.add(cell, "eager", {"tokens_per_second": 205.0, "limit": math.nan})
+        results.add(cell.of(BY_NAME["large only"]), "large only", {"tokens_per_second": 400.0})
+    return results
+
+
+def test_results_survive_the_file_and_a_later_row_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    results, cell = filled(), Cell("r2r", "low-effort", 4)
+    results.save(tmp_path / "a.csv")
+    again = Results.load(tmp_path / "a.csv")
+    again.add(cell, "lock-step", {"tokens_per_second": 160.0})
+    assert again.ratio(cell, "lock-step") == pytest.approx(1.25)
+    assert again.ratio(cell, "large only") == pytest.approx(0.5)
+    assert math.isnan(again.ratio(cell, "standard"))
+    assert math.isnan(again.number(cell, "eager", "limit"))
+    assert again.cells() == [cell]
+    assert Results.load(tmp_path / "none.csv").rows == {}
+
+
+def test_losses_are_named_for_routed_systems_only() -> None:
+    assert report.losses(filled()) == [(Cell("r2r", "low-effort", 4), "eager", pytest.approx(200 / 205))]
+
+
+def test_tables_and_plot_name_every_system(tmp_path: Path) -> None:
+    results = filled()
+    text = report.markdown(results, "low-effort")
+    assert "| r2r | 4 | 200 | 205 (0.98) | 400 (0.50) | 100 (2.00) |" in text
+    assert len(report.tables(results, "emulated")) == 2
+    report.plot(results, tmp_path / "plot.png", "emulated")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_a_system_without_routing_has_one_row_for_all_policies() -> None:
+    cell = Cell("r2r", "low-effort", 4)
+    assert cell.of(BY_NAME["small only"]).policy == ANY
+    assert cell.of(BY_NAME["standard"]) == cell
+
+
+# --- workloads and tuning ------------------------------------------------------------------------------------------
+
+
+def test_the_reference_has_the_published_setting() -> None:
+    profile = REFERENCE.profile("r2r", prefill=False)
+    assert profile.routing["small"] == {"small": 0.65, "large": 0.35}
+    assert profile.models["large"].step_ms == 27.9
+    assert REFERENCE.profile("me", prefill=True).models["medium"].extend_ms_per_token > 0
+    assert REFERENCE.workloads["high-effort"].scaled(32).response_tokens == 256
+    assert [REFERENCE.workloads["agentic"].scaled(n).prompt_tokens for n in (1, 64, 10**6)] == [8192, 128, 4]
+    with pytest.raises(ProfileError, match="no policy 'x'"):
+        REFERENCE.profile("x", prefill=False)
+
+
+@pytest.mark.parametrize(("policy", "published"), [("citer", 102.29), ("collm", 47.46), ("rstitch", 43.06)])
+def test_inferred_rates_give_the_published_throughput_in_relation_to_r2r(policy: str, published: float) -> None:
+    one = {name: throughput(REFERENCE.profile(name, prefill=False), 1, RULES["lock-step"]) for name in ("r2r", policy)}
+    assert one[policy] / one["r2r"] == pytest.approx(published / 73.27, rel=0.01)
+
+
+def test_thresholds_are_searched_once_and_again_when_the_profile_changes(tmp_path: Path) -> None:
+    path, profile = tmp_path / "kept.json", REFERENCE.profile("r2r", prefill=False)
+    found = Tuning(path).ours("r2r", profile, 4)
+    assert found.thresholds == {"small": 1, "large": 3}
+    path.write_text(path.read_text().replace('"large": 3', '"large": 2'))
+    assert Tuning(path).ours("r2r", profile, 4).thresholds["large"] == 2
+    assert Tuning(path).model_sync("r2r", profile, 4).thresholds == (1, 3)
+    other = REFERENCE.profile("collm", prefill=False)
+    assert Tuning(path).ours("r2r", other, 4).thresholds["large"] == 4
+
+
+def test_the_demo_deployment_takes_policy_and_thresholds() -> None:
+    spec = load_spec(Path(__file__).resolve().parents[2] / "configs" / "demo.yaml")
+    profile = REFERENCE.profile("r2r", prefill=False)
+    found = demo_spec(spec, "rstitch", {4: {"small": 1, "large": 3}}, profile, 4)
+    assert found.entry.policy_params == POLICIES["rstitch"]
+    assert found.models["large"].batching.batch_thresholds == {4: 3}
+    assert demo_spec(spec, "me", {}, None, 4).models["large"].batching.threshold == 1
+    with pytest.raises(ConfigError, match="no policy 'x'"):
+        demo_spec(spec, "x", {}, None, 4)
+
+
+def test_a_rule_is_known_for_every_system_in_this_process() -> None:
+    rules: dict[str, Rule] = {**RULES, "model-sync tuned": Thresholds((1, 1))}
+    assert {system.name for system in BY_NAME.values() if system.where == "process"} == set(rules)
