@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -43,6 +44,19 @@ def method(path: str) -> Callable[[Callable[[Any, dict[str, Any]], Any]], Callab
         return bound
 
     return decorate
+
+
+def keyword_dataclass(path: str, *, module: str, bases: tuple[type, ...] = ()) -> Any:
+    """The dataclass of a surface, keyword-only and with slots."""
+    surface = facts.surface(path)
+    return dataclasses.make_dataclass(
+        surface.name,
+        [(p.name, Any, dataclasses.field(default=p.default)) for p in surface.parameters if not p.unsure],
+        bases=bases,
+        namespace={"__module__": module, "__doc__": f"Fields as listed for {path}."},
+        kw_only=True,
+        slots=True,
+    )
 
 
 class Fields:

@@ -1,7 +1,5 @@
 """Disaggregated serving; named only, the double does not serve it."""
 
-from tensorrt_llm._table import Fields
+from tensorrt_llm._table import keyword_dataclass
 
-
-class DisaggregatedParams(Fields, path="tensorrt_llm.llmapi.DisaggregatedParams", error=TypeError):
-    """Parameters of disaggregated serving."""
+DisaggregatedParams = keyword_dataclass("tensorrt_llm.llmapi.DisaggregatedParams", module=__name__)

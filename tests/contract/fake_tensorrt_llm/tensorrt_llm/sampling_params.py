@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tensorrt_llm import _behaviour
-from tokenrouter.engines.tensorrt_llm import facts
+from tensorrt_llm._table import keyword_dataclass
 
 PATH = "tensorrt_llm.sampling_params.SamplingParams"
 
@@ -59,21 +59,10 @@ class _Methods:
         return [(token, [token]) for token in self.stop_token_ids or ()]
 
 
-def _field(parameter: facts.Parameter) -> tuple[str, Any, Any]:
-    return parameter.name, Any, dataclasses.field(default=parameter.default)
+_SamplingParams = keyword_dataclass(PATH, module=__name__, bases=(_Methods,))
 
 
-_SamplingParams = dataclasses.make_dataclass(
-    "SamplingParams",
-    [_field(parameter) for parameter in facts.surface(PATH).parameters if not parameter.unsure],
-    bases=(_Methods,),
-    namespace={"__module__": __name__, "__doc__": "Sampling parameters of one request."},
-    kw_only=True,
-    slots=True,
-)
-
-
-class _Lenient(_SamplingParams):  # type: ignore[misc, valid-type]
+class _Lenient(_SamplingParams):  # type: ignore[misc]
     __slots__ = ()
 
     def __init__(self, **kwargs: Any) -> None:

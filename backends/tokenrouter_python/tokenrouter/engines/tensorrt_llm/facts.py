@@ -306,6 +306,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
             *_optional("request_type", "first_gen_tokens", "ctx_request_id", "opaque_state", "draft_tokens"),
             Parameter("disagg_request_id", "int | None", None, unsure=True),
         ),
+        essential=False,
     ),
     Surface(
         "tensorrt_llm.llmapi",

@@ -42,6 +42,7 @@ class _Decoder(nn.Module):
     def __init__(self, runner: Any) -> None:
         super().__init__()
         object.__setattr__(self, "_runner", runner)
+        self.embed_tokens = runner._model.get_input_embeddings()
 
     def forward(
         self,
@@ -83,6 +84,8 @@ class DecoderModelForCausalLM(nn.Module):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         return_context_logits: bool = False,
+        spec_metadata: Any = None,
+        lora_params: Any = None,
         **kwargs: Any,
     ) -> Any:
         hidden = self.model(

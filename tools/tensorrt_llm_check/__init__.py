@@ -1,0 +1,1 @@
+"""Compares an installed TensorRT-LLM with what the adapter relies on."""
