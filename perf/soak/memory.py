@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,10 +14,12 @@ import psutil
 
 _KIB = 1 / 1024
 _STATUS = {"VmRSS": "rss_mib", "RssAnon": "anonymous_mib", "RssFile": "file_mib", "RssShmem": "shared_mib"}
-MEASURES = ("rss_mib", "anonymous_mib", "file_mib", "shared_mib", "pss_mib", "fds", "threads")
+MEASURES = ("rss_mib", "anonymous_mib", "file_mib", "shared_mib", "pss_mib", "fds", "threads", "pool_threads")
 JUDGED = ("rss_mib", "anonymous_mib", "fds", "threads")
-"""What has to stay flat. Proportional memory (pss_mib) is recorded only: it changes when other processes of the machine
-map the same libraries."""
+"""What has to stay flat. Recorded only: proportional memory (pss_mib), which changes when other processes of the machine
+map the same libraries, and gRPC's own pool of threads, which it sizes by demand and empties when idle."""
+
+_POOL = ("event_engine", "grpc_global_tim", "timer_manager")
 
 _SLACK = {"rss_mib": 0.5, "anonymous_mib": 0.5, "fds": 2.0, "threads": 2.0}
 
@@ -46,8 +49,18 @@ def look(pid: int) -> dict[str, float]:
     process = psutil.Process(pid)
     values["pss_mib"] = process.memory_full_info().pss / 2**20
     values["fds"] = float(process.num_fds())
-    values["threads"] = float(process.num_threads())
+    names = _thread_names(pid)
+    values["pool_threads"] = float(sum(name in _POOL for name in names))
+    values["threads"] = len(names) - values["pool_threads"]
     return values
+
+
+def _thread_names(pid: int) -> list[str]:
+    names = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            names.append((thread / "comm").read_text().strip())
+    return names
 
 
 class Sampler:
