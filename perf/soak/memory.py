@@ -16,8 +16,8 @@ _KIB = 1 / 1024
 _STATUS = {"VmRSS": "rss_mib", "RssAnon": "anonymous_mib", "RssFile": "file_mib", "RssShmem": "shared_mib"}
 MEASURES = ("rss_mib", "anonymous_mib", "file_mib", "shared_mib", "pss_mib", "fds", "threads", "pool_threads")
 JUDGED = ("rss_mib", "anonymous_mib", "fds", "threads")
-"""What has to stay flat. Recorded only: proportional memory (pss_mib), which changes when other processes of the machine
-map the same libraries, and gRPC's own pool of threads, which it sizes by demand and empties when idle."""
+"""What has to stay flat. Recorded only: proportional memory (pss_mib), which changes when other processes of the
+machine map the same libraries, and gRPC's own pool of threads, which it sizes by demand and empties when idle."""
 
 _POOL = ("event_engine", "grpc_global_tim", "timer_manager")
 
