@@ -30,6 +30,7 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     python3 -m pip install --no-cache-dir --no-deps /wheels/tokenrouter-*.whl
 COPY backends/tokenrouter_python/model.py backends/tokenrouter_python/
 COPY tools tools
+COPY perf perf
 COPY configs configs
 COPY model_repository model_repository
 USER 1000:1000
@@ -54,6 +55,7 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
     && install -d -m 1777 /var/lib/tokenrouter
 COPY backends/tokenrouter_python/model.py /opt/tritonserver/backends/tokenrouter_python/
 COPY tools tools
+COPY perf perf
 COPY configs configs
 RUN python3 -m tools.build_repository --help > /dev/null
 # The image's user triton-server. Any other works too: HOME, where libraries cache compiled kernels, is open to all.
