@@ -45,9 +45,10 @@ def parser(reference: Reference) -> argparse.ArgumentParser:
     parse.add_argument("--workloads", nargs="+", choices=list(reference.workloads), help="emulated; default: all")
     parse.add_argument("--inflight", nargs="+", type=int, default=[1, 4, 16], help="responses that run at once")
     parse.add_argument("--systems", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parse.add_argument("--scale", type=int, default=32, help="emulated: prompts and responses are so much shorter")
-    parse.add_argument("--seconds", type=float, default=4.0, help="least length of a window")
+    parse.add_argument("--scale", type=int, default=64, help="emulated: prompts and responses are so much shorter")
+    parse.add_argument("--seconds", type=float, default=3.0, help="least length of a window")
     parse.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
+    parse.add_argument("--machine", default="quiet", help="what else it did meanwhile; a column of the file")
     parse.add_argument("--csv", type=Path, help="default: perf/results/comparison_ENGINE.csv")
     parse.add_argument("--report", action="store_true", help="measure nothing; tables and plot of the CSV")
     parse.add_argument("--plot", type=Path, help="default: docs/images/comparison_ENGINE.png")
@@ -89,7 +90,8 @@ def measure(args: argparse.Namespace, reference: Reference, results: Results, pa
         setting = EmulatedSetting(reference, scale=args.scale, warm_up_s=args.warm_up, seconds=args.seconds)
     else:
         setting = demo.DemoSetting(most=max(args.inflight), warm_up_s=args.warm_up, seconds=args.seconds)
-    same = {"engine": args.engine, "scale": args.scale if emulated else 1, "seconds": args.seconds}
+    scale = args.scale if emulated else 1
+    same = {"engine": args.engine, "machine": args.machine, "scale": scale, "seconds": args.seconds}
     with LateProgress() as progress:
         done, total = 0, len(wanted) * len(systems)
 

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perf.ablation import WRAPPED, wrap
+from perf.baselines.ablation import OUTSIDE, REPREFILL
+from perf.baselines.router_process import router_process
+from perf.comparison.load import random_prompts
+from perf.comparison.repository import write_repository
+from perf.comparison.workloads import load_reference
+from tokenrouter.engines.emulated import EmulatedEngine
+from tokenrouter.offline import TokenRouter
+
+REFERENCE = load_reference()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    profile = REFERENCE.profile("r2r", prefill=False)
+    folder = tmp_path / "models"
+    return write_repository(folder, "r2r", REFERENCE.policies["r2r"], profile, {}, most=4, emulate=False)
+
+
+def generated(repository: Path) -> tuple[list[Any], int]:
+    """Tokens and writers of a few responses, and how many tokens the engines ran for them."""
+    ran = 0
+    original = EmulatedEngine.step
+
+    def counted(self: EmulatedEngine, rows: Any) -> Any:
+        nonlocal ran
+        ran += sum(len(row.tokens) for row in rows)
+        return original(self, rows)
+
+    with pytest.MonkeyPatch.context() as patch, TokenRouter.from_repository(repository) as router:
+        patch.setattr(EmulatedEngine, "step", counted)
+        results = router.generate([random_prompts(9, 94)(i) for i in range(4)], max_tokens=20, seed=5)
+    return [(result.tokens, [(run.model, run.start) for run in result.runs]) for result in results], ran
+
+
+def test_without_kv_between_visits_tokens_are_the_same_and_far_more_are_run(repository: Path, tmp_path: Path) -> None:
+    expected, ran = generated(repository)
+    wrap(repository, REPREFILL, address=tmp_path / "unused", width=0)
+    found, ran_again = generated(repository)
+    assert found == expected
+    assert ran_again > 2 * ran
+
+
+@pytest.mark.parametrize("width", [0, 1000])
+def test_a_router_in_another_process_decides_alike(repository: Path, tmp_path: Path, width: int) -> None:
+    expected, _ = generated(repository)
+    name, params = wrap(repository, OUTSIDE, address=tmp_path / "s", width=width)
+    assert (name, params) == ("r2r", {})
+    with router_process(tmp_path / "s", repository, ("small", "large"), name, params):
+        assert generated(repository)[0] == expected
+
+
+def test_a_router_process_that_cannot_start_says_so(repository: Path, tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match="does not start"),
+        router_process(tmp_path / "s", repository, ("small", "large"), "nonsense", {}),
+    ):
+        pass
+
+
+def test_every_wrapped_row_names_a_policy_of_the_module() -> None:
+    assert {policy for policy, _ in WRAPPED.values()} == {REPREFILL, OUTSIDE}
