@@ -51,6 +51,7 @@ def parser(reference: Reference) -> argparse.ArgumentParser:
     parse.add_argument("--machine", default="quiet", help="what else it did meanwhile; a column of the file")
     parse.add_argument("--csv", type=Path, help="default: perf/results/comparison_ENGINE.csv")
     parse.add_argument("--report", action="store_true", help="measure nothing; tables and plot of the CSV")
+    parse.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parse.add_argument("--plot", type=Path, help="default: docs/images/comparison_ENGINE.png")
     return parse
 
@@ -75,7 +76,12 @@ def main(arguments: list[str] | None = None) -> None:
     if not results.rows:
         sys.exit(f"error: {path} has no rows; measure first, without --report")
     report.plot(results, args.plot or IMAGES / f"comparison_{args.engine}.png", args.engine)
-    Console(width=None if sys.stdout.isatty() else 170).print(*report.tables(results, args.engine))
+    if args.markdown:
+        print("\n\n".join(report.markdown(results, workload) for workload in results.workloads()))
+    else:
+        Console(width=None if sys.stdout.isatty() else 170).print(*report.tables(results, args.engine))
+    for cell, name, ratio in report.losses(results):
+        print(f"not faster: {cell.policy}, {cell.workload}, {cell.in_flight} in flight: {ratio:.2f} of {name}")
 
 
 def measure(args: argparse.Namespace, reference: Reference, results: Results, path: Path) -> None:

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 from perf.baselines.ablation import decide
 from tokenrouter.deployment import checkpoint_folder
@@ -50,12 +51,19 @@ def serve(setting: str) -> None:
     """Listens until it is ended; a thread per subserver."""
     address, repository, models, name, params = json.loads(setting)
     torch.set_num_threads(1)
-    tokenizer = load_tokenizer(checkpoint_folder(Path(repository) / models[0]))
-    context = PolicyContext(tuple(models), repository, {"tokenizer": tokenizer})
+    checkpoint = checkpoint_folder(Path(repository) / models[0])
+    extras = {"tokenizer": load_tokenizer(checkpoint), "input_embedding": lambda model: _embedding(checkpoint)}
+    context = PolicyContext(tuple(models), repository, extras)
     policy = load_policy(PolicySpec(name, json.dumps(params)), context)
     with Listener(address, "AF_UNIX") as listener:
         while True:
             threading.Thread(target=_answer, args=(listener.accept(), policy), daemon=True).start()
+
+
+def _embedding(checkpoint: Path) -> torch.Tensor:
+    """[V, H] of the small model; R2R reads it where its own file has none."""
+    table: torch.Tensor = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    return table
 
 
 def _answer(connection: Connection, policy: Policy) -> None:

@@ -64,18 +64,32 @@ def _latency(results: Results, engine: str) -> Table:
     return table
 
 
-def markdown(results: Results, workload: str, in_flight: Sequence[int] = (4, 16)) -> str:
-    """Throughput of all systems under one workload as a Markdown table, ratios in brackets."""
+def markdown(results: Results, workload: str) -> str:
+    """Two Markdown tables of a workload: tokens per second with ratios in brackets, and latencies."""
     names = _others(results)
-    lines = [f"| policy | in flight | {OURS} | {' | '.join(names)} |", "|---|---|" + "---|" * (len(names) + 1)]
-    for cell in results.cells():
-        if cell.workload == workload and cell.in_flight in in_flight:
-            values = [f"{results.number(cell, OURS, 'tokens_per_second'):.0f}"]
-            for name in names:
-                number = results.number(cell, name, "tokens_per_second")
-                values.append("-" if math.isnan(number) else f"{number:.0f} ({results.ratio(cell, name):.2f})")
-            lines.append(f"| {cell.policy} | {cell.in_flight} | {' | '.join(values)} |")
-    return "\n".join(lines)
+    chosen = [cell for cell in results.cells() if cell.workload == workload]
+    head = f"| {workload}: policy | in flight | {OURS} | {' | '.join(names)} |\n|---|---|---|" + "---|" * len(names)
+    rates, times = [head], [head]
+    for cell in chosen:
+        start = f"| {cell.policy} | {cell.in_flight} |"
+        values = [f"{results.number(cell, OURS, 'tokens_per_second'):.1f}"]
+        values += [_cell(results, cell, name) for name in names]
+        rates.append(f"{start} {' | '.join(values)} |")
+        times.append(f"{start} {' | '.join(_times(results, cell, name) for name in (OURS, *names))} |")
+    return "\n".join(rates) + "\n\n" + "\n".join(times)
+
+
+def _cell(results: Results, cell: Cell, name: str) -> str:
+    number = results.number(cell, name, "tokens_per_second")
+    return "-" if math.isnan(number) else f"{number:.1f} ({results.ratio(cell, name):.2f})"
+
+
+def _times(results: Results, cell: Cell, name: str) -> str:
+    """First token p50, between tokens mean, whole response p50, in ms."""
+    if results.row(cell, name) is None:
+        return "-"
+    columns = ("ttft_p50_ms", "itl_mean_ms", "e2e_p50_ms")
+    return " / ".join(f"{results.number(cell, name, column):.0f}" for column in columns)
 
 
 def losses(results: Results) -> list[tuple[Cell, str, float]]:

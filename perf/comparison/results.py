@@ -65,6 +65,10 @@ class Results:
         """Names of all systems with rows."""
         return list(dict.fromkeys(key[3] for key in self.rows))
 
+    def workloads(self) -> list[str]:
+        """Of all cells."""
+        return list(dict.fromkeys(cell.workload for cell in self.cells()))
+
     def cells(self) -> list[Cell]:
         """Cells with routing, in order."""
         found = dict.fromkeys(key[:3] for key in sorted(self.rows, key=_order) if key[0] != ANY)

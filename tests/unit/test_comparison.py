@@ -169,7 +169,7 @@ def test_losses_are_named_for_routed_systems_only() -> None:
 def test_tables_and_plot_name_every_system(tmp_path: Path) -> None:
     results = filled()
     text = report.markdown(results, "low-effort")
-    assert "| r2r | 4 | 200 | 205 (0.98) | 400 (0.50) | 100 (2.00) |" in text
+    assert "| r2r | 4 | 200.0 | 205.0 (0.98) | 400.0 (0.50) | 100.0 (2.00) |" in text
     assert len(report.tables(results, "emulated")) == 2
     report.plot(results, tmp_path / "plot.png", "emulated")
     assert (tmp_path / "plot.png").stat().st_size > 10_000
