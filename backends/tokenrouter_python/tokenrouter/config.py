@@ -204,6 +204,15 @@ def load_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`defaults` with what is `given`; mappings in both are merged."""
+    result = dict(defaults)
+    for key, value in given.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
 def _queue_policy(name: str, batching: Mapping[str, Any], table: dict[int, int]) -> QueuePolicy:
     try:
         return QueuePolicy(

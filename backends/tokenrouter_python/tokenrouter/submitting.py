@@ -150,7 +150,8 @@ class SubmittingRunner:
     def _account(self, running: _Running, news: VisitNews) -> None:
         """Counts tokens run through the model, and what the cache had lost."""
         numbers = self._statistics
-        numbers.new_tokens += len(news.tokens)
+        # A hand-off takes a pass of its own, over the token before it.
+        numbers.new_tokens += len(news.tokens) + (news.outcome == Outcome.LEAVE)
         if running.seen or news.cached_tokens is None:
             return
         running.seen = True

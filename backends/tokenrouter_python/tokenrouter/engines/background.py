@@ -95,9 +95,14 @@ class BackgroundEngine:
     def end(self) -> None:
         """Ends the loop. Repeating it is harmless."""
         if self.alive:
-            self.call(self._loop.stop)
+            self.call(self._stop)
             self._thread.join()
             self._loop.close()
+
+    def _stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)
 
 
 def _nobody() -> None:

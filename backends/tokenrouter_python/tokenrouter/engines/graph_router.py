@@ -90,10 +90,9 @@ class GraphRouter:
         return logits
 
     def _table(self, model: str) -> Tensor:
-        if model != self._settings.model:
-            raise ConfigError(f"the input embedding of {model!r} is not in the process of {self._settings.model!r}")
         if self._embedding is None:
-            self._embedding = read_embedding(Path(self._settings.checkpoint)).to(self._device)
+            table = input_embedding(self._settings.model, Path(self._settings.checkpoint), model)
+            self._embedding = table.to(self._device)
         return self._embedding
 
 
@@ -105,6 +104,13 @@ class _NoRows(Sequence[Row]):
 
     def __len__(self) -> int:
         return self[0]  # raises
+
+
+def input_embedding(here: str, checkpoint: Path, model: str) -> Tensor:
+    """The extra of that name, for the model `here`: its table [V, H] from its checkpoint, on the CPU."""
+    if model != here:
+        raise ConfigError(f"the input embedding of {model!r} is not in the process of {here!r}")
+    return read_embedding(checkpoint)
 
 
 def probe(settings: RouterSettings, *, width: int, hidden_size: int) -> None:

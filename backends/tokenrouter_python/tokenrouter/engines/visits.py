@@ -21,7 +21,7 @@ import torch
 from tokenrouter import sampling
 from tokenrouter.engines.folder import load_tokenizer
 from tokenrouter.engines.graph_router import MARK
-from tokenrouter.errors import PolicyFailed
+from tokenrouter.errors import ConfigError, PolicyFailed
 from tokenrouter.messages import Codec, PolicySpec, Sampling
 from tokenrouter.policies import PolicyCache, calls
 from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams, RouteBatch, Visit
@@ -220,3 +220,23 @@ def _policy(task: Task, device: str) -> Policy:
         extras = {"tokenizer": load_tokenizer(Path(task.checkpoint)), "device": device}
         _policies[key] = PolicyCache(PolicyContext(task.models, task.directory, extras))
     return _policies[key].get(task.policy)
+
+
+def reserved_ids(policy: Policy, model: str, unused: Sequence[int]) -> tuple[int, ...]:
+    """The ids that mean a policy's models, by index; none if nobody leaves this model by decision.
+
+    Args:
+        policy: of the request.
+        model: where it is.
+        unused: ids that the model never means.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    needed = len(policy.models) if policy.decides(model) else 0
+    if len(unused) < needed:
+        raise ConfigError(
+            f"model {model!r}: policy {policy.name!r} ends visits by {needed} token ids that mean nothing else, and "
+            f"{len(unused)} are known to be unused; name some as handoff_ids in model.yaml, such as reserved tokens"
+        )
+    return tuple(unused[:needed])

@@ -94,9 +94,21 @@ class SubserverMetrics:
         series.histogram("tokenrouter_ready_wait_seconds", "Wait from ready to step", numbers.ready_wait)
         series.histogram("tokenrouter_step_seconds", "Time of a step", numbers.step_time)
         series.histogram("tokenrouter_handoff_seconds", "Time from leaving one model to ready here", numbers.handoff)
+        if not engine.info.stepped:
+            self._cache(numbers)
         self._routes(numbers)
         self._step_times(numbers.step_times)
         series.gauge(*_TAKEN, taken_s)
+
+    def _cache(self, numbers: SubserverStatistics) -> None:
+        """What the cache of an engine that owns its loop kept, and what came of visits that were over."""
+        for name, description, value in (
+            ("cached_tokens", "Tokens of submissions found in the KV cache", numbers.cached_tokens),
+            ("lost_prefixes", "Visits that found a block less than they had left", numbers.lost_prefixes),
+            ("recomputed_tokens", "Tokens run again because the cache had lost them", numbers.recomputed_tokens),
+            ("surplus_tokens", "Tokens of visits that were over, dropped", numbers.surplus_tokens),
+        ):
+            self._series.counter(f"tokenrouter_{name}", description, value)
 
     def _routes(self, numbers: SubserverStatistics) -> None:
         for (target, committed), count in list(numbers.routes.items()):

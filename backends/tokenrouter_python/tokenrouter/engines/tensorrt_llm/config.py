@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from tokenrouter.config import merged
+from tokenrouter.engines.base import EngineInfo
 from tokenrouter.engines.folder import load_tokenizer, read_json, vocabulary_size
 from tokenrouter.engines.tensorrt_llm import facts
 from tokenrouter.errors import ConfigError
@@ -63,10 +65,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "batch_wait_timeout_iters": (0, "delayed batching is done in front"),
     "backend": ("pytorch", "only the PyTorch backend calls logits processors that are plain Python"),
     "kv_cache_config.enable_block_reuse": (True, "a request that comes back would run its whole history again"),
-    "scheduler_config.capacity_scheduler_policy": (
-        "GUARANTEED_NO_EVICT",
-        "a paused request would go on without being shown to the router",
-    ),
+    "scheduler_config.capacity_scheduler_policy": ("GUARANTEED_NO_EVICT", "a request that was paused skips the router"),
 }
 
 
@@ -77,21 +76,14 @@ class TensorRtLlmConfig:
     Attributes:
         arguments: of `LLM`, with our defaults; nested ones are still plain dictionaries.
         given: names of arguments that the file sets itself; those cannot be left out.
-        gpus, router_token: see `OwnOptions`.
-        handoff_ids: of which the first ones are reserved.
-        vocab_size, hidden_size, max_context, block_tokens, kv_tokens: sizes, see `engines.base.EngineInfo`.
+        own: our own keys, with all `handoff_ids` resolved.
+        info: facts about the engine that follow.
     """
 
     arguments: dict[str, Any]
     given: frozenset[str]
-    gpus: tuple[int, ...]
-    handoff_ids: tuple[int, ...]
-    router_token: str
-    vocab_size: int
-    hidden_size: int
-    max_context: int
-    block_tokens: int
-    kv_tokens: int
+    own: OwnOptions
+    info: EngineInfo
 
     @classmethod
     def from_mapping(cls, checkpoint: Path, options: Mapping[str, Any]) -> TensorRtLlmConfig:
@@ -100,80 +92,69 @@ class TensorRtLlmConfig:
         Raises:
             ConfigError: an unknown name, a setting that cannot work here, or one that is missing.
         """
-        try:
-            own = msgspec.convert({key: options[key] for key in OWN_KEYS if key in options}, OwnOptions)
-        except msgspec.ValidationError as exc:
-            raise ConfigError(f"model.yaml: {exc}") from exc
         given = {key: value for key, value in options.items() if key not in OWN_KEYS}
         arguments = merged(DEFAULTS, given)
+        own = _own({key: value for key, value in options.items() if key in OWN_KEYS}, checkpoint)
+        described = read_json(checkpoint / "config.json")
+        max_context = arguments.get("max_seq_len") or described.get("max_position_embeddings")
+        arguments.update(model=str(checkpoint), max_seq_len=max_context)
+        # A history of any length may have to be resumed.
+        arguments.setdefault("enable_chunked_prefill", (max_context or 0) > arguments["max_num_tokens"])
         for problem in (*unknown(arguments), *_refused(arguments)):
             raise ConfigError(f"model.yaml: {problem}")
-        facts_of_model = read_json(checkpoint / "config.json")
-        kv = arguments["kv_cache_config"]
-        if not kv.get("max_tokens"):
-            raise ConfigError(
-                "model.yaml: kv_cache_config.max_tokens is missing; requests are admitted by it, so the pool's size "
-                "must be known beforehand (tools.kv_budget computes it)"
-            )
-        max_context = arguments.get("max_seq_len") or facts_of_model.get("max_position_embeddings")
-        if not max_context:
-            raise ConfigError("model.yaml: max_seq_len is missing, and config.json has no max_position_embeddings")
-        arguments.update(model=str(checkpoint), max_seq_len=int(max_context))
-        vocab_size = vocabulary_size(checkpoint)
-        return cls(
-            arguments=arguments,
-            given=frozenset(given),
-            gpus=own.gpus,
-            handoff_ids=_handoff_ids(checkpoint, own.handoff_ids, vocab_size),
-            router_token=own.router_token,
-            vocab_size=vocab_size,
-            hidden_size=int(facts_of_model.get("hidden_size", 0)),
-            max_context=int(max_context),
-            block_tokens=int(kv["tokens_per_block"]),
-            kv_tokens=int(kv["max_tokens"]),
+        block_tokens = int(arguments["kv_cache_config"]["tokens_per_block"])
+        info = EngineInfo(
+            name="tensorrt_llm",
+            vocab_size=vocabulary_size(checkpoint),
+            hidden_size=int(described.get("hidden_size", 0)),
+            max_context=int(arguments["max_seq_len"]),
+            block_tokens=block_tokens,
+            kv_blocks=int(arguments["kv_cache_config"]["max_tokens"]) // block_tokens,
+            max_batch=int(arguments["max_batch_size"]),
+            max_num_tokens=int(arguments["max_num_tokens"]),
+            stepped=False,
         )
+        return cls(arguments, frozenset(given), own, info)
 
 
-def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`defaults` with what is `given`; dictionaries in both are merged."""
-    result = dict(defaults)
-    for key, value in given.items():
-        old = result.get(key)
-        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return result
-
-
-def unknown(arguments: Mapping[str, Any]) -> list[str]:
+def unknown(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Names that this release does not know, as error texts."""
-    problems = []
     tables = [("", "TorchLlmArgs", arguments)]
     tables += [(f"{key}.", name, arguments.get(key) or {}) for key, name in NESTED.items()]
     for prefix, name, table in tables:
         known = facts.surface(f"tensorrt_llm.llmapi.{name}").names
-        more = OWN_KEYS if not prefix else ()
-        problems += [
-            f"{prefix}{key} is no argument of TensorRT-LLM {facts.VERSION}; known: {', '.join(sorted({*known, *more}))}"
-            for key in table
-            if key not in known
-        ]
-    return problems
+        offered = ", ".join(sorted({*known, *(() if prefix else OWN_KEYS)}))
+        for key in table:
+            if key not in known:
+                yield f"{prefix}{key} is no argument of TensorRT-LLM {facts.VERSION}; known: {offered}"
 
 
-def _refused(arguments: Mapping[str, Any]) -> list[str]:
-    problems = []
+def _refused(arguments: Mapping[str, Any]) -> Iterator[str]:
     for path, (only, why) in _FIXED.items():
         key, _, inner = path.partition(".")
         table = arguments if not inner else arguments.get(key) or {}
         value = table.get(inner or key, only)
         if str(value) != str(only):
-            problems.append(f"{path} is {value!r}, but has to be {only!r}: {why}")
-    return problems
+            yield f"{path} is {value!r}, but has to be {only!r}: {why}"
+    length, step = arguments["max_seq_len"], arguments["max_num_tokens"]
+    if not length:
+        yield "max_seq_len is missing, and config.json has no max_position_embeddings"
+    elif length > step and not arguments["enable_chunked_prefill"]:
+        yield f"max_num_tokens ({step}) is below max_seq_len ({length}): longer histories need enable_chunked_prefill"
+    if not arguments["kv_cache_config"].get("max_tokens"):
+        yield "kv_cache_config.max_tokens is missing; requests are admitted by it (tools.kv_budget computes it)"
 
 
-def _handoff_ids(checkpoint: Path, given: tuple[int, ...] | None, vocab_size: int) -> tuple[int, ...]:
-    if given is None:
+def _own(options: dict[str, Any], checkpoint: Path) -> OwnOptions:
+    width = vocabulary_size(checkpoint)
+    try:
+        own = msgspec.convert(options, OwnOptions)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"model.yaml: {exc}") from exc
+    ids = own.handoff_ids
+    if ids is None:
         used = set(load_tokenizer(checkpoint).get_vocab(with_added_tokens=True).values())
-        return tuple(token for token in range(vocab_size) if token not in used)
-    if len(set(given)) != len(given) or not all(0 <= token < vocab_size for token in given):
-        raise ConfigError(f"model.yaml: handoff_ids is {given}; name different token ids in [0, {vocab_size})")
-    return given
+        ids = tuple(token for token in range(width) if token not in used)
+    if len(set(ids)) != len(ids) or not all(0 <= token < width for token in ids):
+        raise ConfigError(f"model.yaml: handoff_ids is {ids}; name different token ids in [0, {width})")
+    return msgspec.structs.replace(own, handoff_ids=ids)

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tokenrouter.engines.background import BackgroundEngine
-from tokenrouter.engines.base import EngineInfo, LoopEngine, Placement, VisitNews
-from tokenrouter.engines.folder import read_embedding
-from tokenrouter.engines.graph_router import admit, router_of
+from tokenrouter.engines.base import LoopEngine, Placement, VisitNews
+from tokenrouter.engines.graph_router import admit, input_embedding, router_of
 from tokenrouter.engines.ledger import Lease
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 from tokenrouter.engines.tensorrt_llm.library import Library
 from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
 from tokenrouter.engines.tensorrt_llm.routed_model import registered
-from tokenrouter.engines.visits import Task
-from tokenrouter.errors import ConfigError, EngineFailed, InvalidRequest, PolicyFailed
+from tokenrouter.engines.visits import Task, reserved_ids
+from tokenrouter.errors import EngineFailed, InvalidRequest, PolicyFailed
 from tokenrouter.messages import Outcome
-from tokenrouter.policies.base import Policy
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tokenrouter.sequence import ModelSequence
 
 
@@ -87,22 +84,14 @@ class TensorRtLlmEngine(BackgroundEngine):
     """
 
     def __init__(self, checkpoint: Path, config: TensorRtLlmConfig, placement: Placement) -> None:
-        info = EngineInfo(
-            name="tensorrt_llm",
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            max_context=config.max_context,
-            block_tokens=config.block_tokens,
-            kv_blocks=config.kv_tokens // config.block_tokens,
-            max_batch=int(config.arguments["max_batch_size"]),
-            max_num_tokens=int(config.arguments["max_num_tokens"]),
-            stepped=False,
-        )
-        self._checkpoint, self._config = checkpoint, config
+        self._checkpoint, self._own = checkpoint, config.own
+        self._handoff_ids = config.own.handoff_ids or ()
         self._visits: dict[int, _Visit] = {}
-        super().__init__(info)
+        super().__init__(config.info)
         try:
-            self._router = router_of(placement, info, self.extras(placement.model), checkpoint, config.handoff_ids)
+            self._router = router_of(
+                placement, config.info, self.extras(placement.model), checkpoint, self._handoff_ids
+            )
             with registered(checkpoint, None if self._router is None else self._router.settings):
                 self._library = self.beside(lambda: Library(config))
         except BaseException:
@@ -111,13 +100,7 @@ class TensorRtLlmEngine(BackgroundEngine):
 
     def extras(self, model: str) -> dict[str, Any]:
         """The input embedding [V, H], read from the checkpoint, on the CPU."""
-
-        def input_embedding(name: str) -> Tensor:
-            if name != model:
-                raise ConfigError(f"the input embedding of {name!r} is not in the process of {model!r}")
-            return read_embedding(self._checkpoint)
-
-        return {"input_embedding": input_embedding}
+        return {"input_embedding": partial(input_embedding, model, self._checkpoint)}
 
     def admit(self, sequence: ModelSequence) -> None:
         """Refuses log-probabilities, and policies that cannot run in the engine's worker.
@@ -130,15 +113,15 @@ class TensorRtLlmEngine(BackgroundEngine):
                 f"return_log_probs: {sequence.model!r} runs on TensorRT-LLM, which reports log-probabilities after the "
                 "router has left one token; leave it out"
             )
-        self._reserved(sequence.policy, sequence.model)
-        admit(sequence, self._router, argmax=self._config.router_token == "argmax")
+        reserved_ids(sequence.policy, sequence.model, self._handoff_ids)
+        admit(sequence, self._router, argmax=self._own.router_token == "argmax")
 
     def submit(self, visits: Sequence[tuple[int, ModelSequence]]) -> None:
         """See `LoopEngine.submit`."""
         mark = None if self._router is None else self._router.settings.mark
         started = []
         for ticket, sequence in visits:
-            reserved = self._reserved(sequence.policy, sequence.model)
+            reserved = reserved_ids(sequence.policy, sequence.model, self._handoff_ids)
             task = Task.of(sequence, checkpoint=self._checkpoint, reserved=reserved, mark=mark)
             lease: Lease = sequence.handle
             lease.tokens = len(sequence.tokens)
@@ -154,38 +137,11 @@ class TensorRtLlmEngine(BackgroundEngine):
             # Behind its start in the loop, so by then there is an output unless that failed.
             self.call(lambda: visit.output and visit.output.abort())
 
-    def collect(self) -> list[VisitNews]:
-        """News since the last call."""
-        collected = super().collect()
-        for news in collected:
-            if (visit := self._visits.get(news.ticket)) is not None:
-                visit.lease.tokens += len(news.tokens)
-                if news.outcome != Outcome.STAY:
-                    del self._visits[news.ticket]
-        return collected
-
     def shutdown(self) -> None:
         """Ends the library and its processes. Repeating it is harmless."""
         if self.alive:
             self.beside(self._library.shutdown)
             self.end()
-
-    def _reserved(self, policy: Policy, model: str) -> tuple[int, ...]:
-        """The ids that mean the policy's models; none if nobody leaves this model by decision.
-
-        Raises:
-            ConfigError: there are too few.
-        """
-        if not policy.decides(model):
-            return ()
-        ids = self._config.handoff_ids[: len(policy.models)]
-        if len(ids) < len(policy.models):
-            raise ConfigError(
-                f"model {model!r}: policy {policy.name!r} ends visits by {len(policy.models)} token ids that mean "
-                f"nothing else, and the checkpoint leaves {len(ids)} unused; name some as handoff_ids in model.yaml, "
-                "such as reserved or padding tokens"
-            )
-        return ids
 
     # --- in the library's loop ----------------------------------------------------------------------------------
 
@@ -210,11 +166,14 @@ class TensorRtLlmEngine(BackgroundEngine):
         try:
             async for _ in visit.output:
                 if (news := visit.news()) is not None:
+                    visit.lease.tokens += len(news.tokens)
                     self.tell(news)
+            self._visits.pop(visit.ticket, None)
         except Exception as exc:
             self._failed(visit, exc)
 
     def _failed(self, visit: _Visit, exc: Exception) -> None:
+        self._visits.pop(visit.ticket, None)
         error = EngineFailed(f"TensorRT-LLM: {type(exc).__name__}: {exc}")
         self.tell(VisitNews(visit.ticket, Outcome.FAILED, error=error))
 

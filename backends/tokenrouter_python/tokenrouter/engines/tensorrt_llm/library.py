@@ -5,19 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+from tokenrouter.engines.environment import clean_environment
 from tokenrouter.engines.tensorrt_llm.config import NESTED, TensorRtLlmConfig
 from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
 from tokenrouter.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Of a launcher above us; with them the library would take part in its MPI job instead of starting one.
-_JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_")
 _SALT = "tokenrouter"
 _PRIORITY = 100
 # Blocks of a response that does not come back for so long lose their priority.
@@ -36,7 +34,7 @@ class Library:
     """
 
     def __init__(self, config: TensorRtLlmConfig) -> None:
-        clean_environment(config.gpus)
+        clean_environment(config.own.gpus)
         try:
             module, self._api = (importlib.import_module(name) for name in ("tensorrt_llm", "tensorrt_llm.llmapi"))
         except ImportError as exc:
@@ -93,14 +91,6 @@ class Library:
     def shutdown(self) -> None:
         """Ends the engine's processes."""
         self._llm.shutdown()
-
-
-def clean_environment(gpus: Sequence[int]) -> None:
-    """Prepares this process for the import: no foreign MPI job, and only the model's GPUs."""
-    for name in [name for name in os.environ if name.startswith(_JOB_VARIABLES)]:
-        del os.environ[name]
-    if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
 
 
 def _known(cls: Any, given: Mapping[str, Any], prefix: str, needed: frozenset[str]) -> dict[str, Any]:

@@ -35,15 +35,7 @@ class VisitProcessor:
         stream_ptr: int | None,
         client_id: int | None,
     ) -> None:
-        """Leaves one token of a row.
-
-        Args:
-            req_id: the executor's own number of the request.
-            logits: [1, 1, V], edited in place.
-            token_ids: prompt and generated tokens of the one beam.
-            stream_ptr: always None with the PyTorch backend.
-            client_id: likewise.
-        """
+        """Leaves one token of `logits` [1, 1, V], in place; `token_ids` holds prompt and generated tokens."""
         if self._visit is None:
             self._visit = WorkerVisit(msgspec.msgpack.decode(self._task, type=Task), token_ids[0])
         row = logits.view(1, -1)

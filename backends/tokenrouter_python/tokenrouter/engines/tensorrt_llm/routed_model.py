@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from tokenrouter.engines.folder import read_json
 from tokenrouter.engines.graph_router import GraphRouter, RouterSettings
@@ -31,10 +30,10 @@ _PASSED_ON = ("spec_metadata", "lora_params")
 
 @contextmanager
 def registered(checkpoint: Path, settings: RouterSettings | None) -> Iterator[None]:
-    """While this is open, models of the checkpoint's architecture load with the router; nothing happens without one.
+    """While this is open, the checkpoint's architecture loads with the router; nothing happens without settings.
 
     Raises:
-        ConfigError: there is no such class for the architecture.
+        ConfigError: hidden states are not known for the architecture.
     """
     if settings is None:
         yield
@@ -96,13 +95,13 @@ def _routed(stock: Any) -> type:
             logits = self.lm_head(hidden).float()
             if self._router is None:
                 # Not in __init__, where weights have no memory yet; the engine's warm-up comes before its graphs.
-                self._router = GraphRouter(self._settings, embedding=self._whole_embedding(), device=str(logits.device))
+                table = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
+                # Tensor parallelism may have split it.
+                whole = table is not None and len(table) >= self.config.vocab_size
+                self._router = GraphRouter(
+                    self._settings, embedding=table if whole else None, device=str(logits.device)
+                )
             return self._router(logits, hidden)
-
-        def _whole_embedding(self) -> Tensor | None:
-            """The decoder's own table, unless tensor parallelism has split it."""
-            weight = getattr(getattr(self.model, "embed_tokens", None), "weight", None)
-            return weight if weight is not None and len(weight) >= self.config.vocab_size else None
 
     Routed.__name__ = Routed.__qualname__ = stock.__name__
     Routed.__module__ = __name__

@@ -1,0 +1,84 @@
+"""Copies of the demo deployment whose models run on TensorRT-LLM, or on the torch engine to compare with."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.contract.double import use_double
+
+use_double()
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "model_repository"
+
+# The demo's tokenizer has a token for every id; these four mean nothing.
+HANDOFF_IDS = [258, 259, 260, 261]
+BLOCK = 16
+
+TENSORRT_LLM: dict[str, Any] = {
+    "engine": "tensorrt_llm",
+    "dtype": "float32",
+    "max_batch_size": 16,
+    "max_num_tokens": 1024,
+    "max_seq_len": 1024,
+    "handoff_ids": HANDOFF_IDS,
+    "kv_cache_config": {"tokens_per_block": BLOCK, "max_tokens": 16384},
+}
+TORCH: dict[str, Any] = {
+    "engine": "torch",
+    "dtype": "float32",
+    "max_batch_size": 16,
+    "max_num_tokens": 1024,
+    "max_seq_len": 1024,
+    "kv_cache_config": {"tokens_per_block": BLOCK, "max_tokens": 16384},
+}
+
+
+def deployment(
+    folder: Path,
+    policy: str = "single",
+    params: Mapping[str, Any] | None = None,
+    *,
+    models: Sequence[str] = ("small", "large"),
+    engine: Mapping[str, Any] = TENSORRT_LLM,
+    per_model: Mapping[str, Mapping[str, Any]] | None = None,
+    **parameters: str,
+) -> Path:
+    """A repository with the demo's checkpoints; "larger" is the large model under another name.
+
+    Args:
+        folder: where to write it.
+        policy: the deployment's policy.
+        params: its parameters.
+        models: the deployment's models.
+        engine: model.yaml of every model.
+        per_model: changes of single keys of it, by model.
+        parameters: further parameters of the entry model.
+    """
+    shutil.copytree(DEMO / "tokenrouter", folder / "tokenrouter")
+    given = {"policy": policy, "policy_params": json.dumps(params or {}), "models": ",".join(models), **parameters}
+    _set_parameters(folder / "tokenrouter" / "config.pbtxt", given)
+    for name in models:
+        source = DEMO / ("large" if name == "larger" else name)
+        version = folder / name / "1"
+        version.mkdir(parents=True)
+        text = (source / "config.pbtxt").read_text()
+        (folder / name / "config.pbtxt").write_text(re.sub(r'^name: ".*"$', f'name: "{name}"', text, flags=re.M))
+        options = {**engine, "model": str(source / "1"), **(per_model or {}).get(name, {})}
+        (version / "model.yaml").write_text(yaml.safe_dump(options))
+    return folder
+
+
+def _set_parameters(path: Path, values: Mapping[str, str]) -> None:
+    text = path.read_text()
+    for key, value in values.items():
+        text = re.sub(rf'^parameters {{ key: "{key}".*\n', "", text, flags=re.M)
+        text += f'parameters {{ key: "{key}", value: {{ string_value: {json.dumps(value)} }} }}\n'
+    path.write_text(text)
