@@ -96,7 +96,7 @@ class BlockTree:
             node.users += 1
         if partial is not None:
             partial.users += 1
-        fresh = self._take(-(-capacity // self._size) - len(path), keep=partial)
+        fresh = self._take(-(-capacity // self._size) - len(path))
         if partial is not None:
             partial.users -= 1
         if fresh is None:
@@ -191,18 +191,15 @@ class BlockTree:
     def _idle(self, node: Node) -> bool:
         return not node.users and not node.children
 
-    def _take(self, count: int, keep: Node | None) -> list[int] | None:
+    def _take(self, count: int) -> list[int] | None:
         """`count` blocks, evicting what is stored; None, and nothing evicted, if that many cannot be had."""
-        if count > len(self._free) + self._evictable(keep):
+        if count > len(self._free) + sum(not _in_use(node) for node in self._nodes()):
             return None
         while count > len(self._free):
             victim = min((node for node in self._nodes() if self._idle(node)), key=self._worth)
             self._drop(victim)
             self._free.append(victim.block)
         return [self._free.pop() for _ in range(count)]
-
-    def _evictable(self, keep: Node | None) -> int:
-        return sum(not _in_use(node) for node in self._nodes())
 
     def _worth(self, node: Node) -> tuple[int, int]:
         priority = node.priority if time.monotonic() < node.expires else DEFAULT_PRIORITY
