@@ -63,8 +63,7 @@ def deployment(
         parameters: further parameters of the entry model.
     """
     shutil.copytree(DEMO / "tokenrouter", folder / "tokenrouter")
-    given = {"policy": policy, "policy_params": json.dumps(params or {}), "models": ",".join(models), **parameters}
-    _set_parameters(folder / "tokenrouter" / "config.pbtxt", given)
+    add_entry(folder, "tokenrouter", policy, params, models=models, **parameters)
     for name in models:
         source = DEMO / ("large" if name == "larger" else name)
         version = folder / name / "1"
@@ -76,9 +75,21 @@ def deployment(
     return folder
 
 
-def _set_parameters(path: Path, values: Mapping[str, str]) -> None:
-    text = path.read_text()
-    for key, value in values.items():
+def add_entry(
+    folder: Path,
+    name: str,
+    policy: str,
+    params: Mapping[str, Any] | None = None,
+    *,
+    models: Sequence[str],
+    **parameters: str,
+) -> None:
+    """An entry model; routers are those of the first one."""
+    (folder / name / "1").mkdir(parents=True, exist_ok=True)
+    text = (DEMO / "tokenrouter" / "config.pbtxt").read_text()
+    given = {"policy": policy, "policy_params": json.dumps(params or {}), "models": ",".join(models), **parameters}
+    text = re.sub(r'^name: ".*"$', f'name: "{name}"', text, flags=re.M)
+    for key, value in given.items():
         text = re.sub(rf'^parameters {{ key: "{key}".*\n', "", text, flags=re.M)
         text += f'parameters {{ key: "{key}", value: {{ string_value: {json.dumps(value)} }} }}\n'
-    path.write_text(text)
+    (folder / name / "config.pbtxt").write_text(text)

@@ -1,0 +1,122 @@
+"""A real server whose models run on TensorRT-LLM's double, each in a worker process: same tokens as the torch engine.
+
+Two entry models share the subservers: `tokenrouter` with R2R, whose router runs inside the small model, and `mix` with
+an ensemble of three models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.deployments import ROOT, TENSORRT_LLM, TORCH, add_entry, deployment
+from tests.contract.double import double_environment
+from tests.support.serving import HttpStream, answer, refusal, until
+from tokenrouter.offline import TokenRouter
+from tools.demo_models.task import load_problems
+from tools.metrics import scrape
+from tools.tritonserver import TritonServer
+
+pytestmark = pytest.mark.integration
+
+MODELS = ("small", "large", "larger")
+PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs/demo/problems.jsonl")[:8]]
+DRAWN = {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
+GLIMP = {"threshold": 0.1, "separator": "=", "think_end": "####"}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "r2r inside the model": ("tokenrouter", {}),
+    "rstitch": ("tokenrouter", {"policy": "rstitch", "policy_params": '{"threshold": 0.03}', **DRAWN}),
+    "glimprouter": ("tokenrouter", {"policy": "glimprouter", "policy_params": json.dumps(GLIMP), **DRAWN}),
+    "three models": ("mix", DRAWN),
+    "one model": ("small", DRAWN),
+}
+
+
+def write(folder: Path, engine: dict[str, Any]) -> Path:
+    deployment(folder, "r2r", models=MODELS, engine=engine)
+    add_entry(folder, "tokenrouter", "r2r", models=MODELS[:2])
+    add_entry(folder, "mix", "me", {"weights": [0.5, 0.3, 0.2]}, models=MODELS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    repository = write(tmp_path_factory.mktemp("tensorrt_llm") / "repository", TENSORRT_LLM)
+    with TritonServer(repository, env=double_environment(), exit_timeout_s=4) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TokenRouter]]:
+    repository = write(tmp_path_factory.mktemp("torch") / "repository", TORCH)
+    with (
+        TokenRouter.from_repository(repository) as two,
+        TokenRouter.from_repository(repository, entry="mix") as three,
+    ):
+        yield {"tokenrouter": two, "mix": three, "small": two}
+
+
+def assert_all_free(server: TritonServer) -> None:
+    def held() -> dict[str, float]:
+        page = scrape(server.metrics_url)
+        names = ("kv_blocks_reserved", "kv_blocks_used", "open_requests", "residents")
+        return {f"{name} {model}": page.value(f"tokenrouter_{name}", model=model) for name in names for model in MODELS}
+
+    until(lambda: not any(held().values()), within_s=3.0, what="nobody holds KV")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_are_those_of_the_torch_engine(
+    server: TritonServer, expected: dict[str, TokenRouter], case: str
+) -> None:
+    model, fields = CASES[case]
+    given = {**fields, "policy": "single"} if model == "small" else fields
+    wanted = expected[model].generate(PROMPTS, max_tokens=64, **given)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        replies = list(
+            pool.map(
+                lambda prompt: answer(
+                    server, model, text_input=prompt, max_tokens=64, exclude_input_in_output=True, **fields
+                ),
+                PROMPTS,
+            )
+        )
+    assert [reply["text_output"] for reply in replies] == [result.text for result in wanted]
+    assert model == "small" or sum(result.handoffs for result in wanted) > 0
+    assert_all_free(server)
+
+
+def test_the_cache_kept_what_visits_left(server: TritonServer) -> None:
+    page = scrape(server.metrics_url)
+    for model in MODELS:
+        assert page.value("tokenrouter_cached_tokens", model=model) > 0
+        assert page.value("tokenrouter_lost_prefixes", model=model) == 0
+        assert page.value("tokenrouter_recomputed_tokens", model=model) == 0
+        assert page.value("tokenrouter_request_failures", model=model) == 0
+
+
+def test_a_client_that_goes_away_frees_everything(server: TritonServer) -> None:
+    alternate = json.dumps({"writers": [0, 0, 0, 1, 1]})
+    body = {"max_tokens": 900, "end_id": -1, "stream": True, "policy": "scripted", "policy_params": alternate}
+    streams = [HttpStream(server, {"text_input": prompt, **body}) for prompt in PROMPTS[:3]]
+    for stream in streams:
+        next(iter(stream))
+    for stream in streams:
+        stream.close()
+    assert_all_free(server)
+    assert answer(server, text_input=PROMPTS[0], max_tokens=8)["text_output"]
+
+
+def test_what_cannot_be_served_is_refused_with_the_remedy(server: TritonServer) -> None:
+    _, says = refusal(server, text_input=PROMPTS[0], max_tokens=8, temperature=0.7)
+    assert "router_token: argmax" in says
+    _, says = refusal(server, text_input=PROMPTS[0], max_tokens=8, return_log_probs=True)
+    assert "return_log_probs" in says
+    _, says = refusal(server, text_input=PROMPTS[0], max_tokens=8, policy="citer")
+    assert "leave policy and policy_params out" in says
+    assert_all_free(server)
