@@ -6,13 +6,18 @@ then it has to fail. So neither the double nor the test can drift away from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from tests.contract.double import use_double
 
 use_double()
+
+from tests.contract.calls import BLOCK, SMALL, build, tags  # noqa: E402
+from tokenrouter.engines.base import EngineRow  # noqa: E402
+from tokenrouter.engines.torch import KvCacheConfig, TorchEngine, TorchEngineConfig  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,3 +63,39 @@ def in_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TLLM_WORKER_USE_SINGLE_PROCESS", "1")
         yield
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[Any]:
+    with build() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def overlapping() -> Iterator[Any]:
+    with build(disable_overlap_scheduler=False) as llm:
+        yield llm
+
+
+@pytest.fixture
+def salt() -> str:
+    """Keeps the blocks of one test from the others."""
+    return next(tags)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Callable[[Sequence[int], int], list[int]]:
+    """Greedy tokens of the torch engine."""
+    cache = KvCacheConfig(tokens_per_block=BLOCK, max_tokens=1024)
+    engine = TorchEngine.from_folder(SMALL, TorchEngineConfig(kv_cache_config=cache, device="cpu"))
+
+    def greedy(prompt: Sequence[int], count: int) -> list[int]:
+        handle = engine.open(kv_tokens=len(prompt) + count, prompt_tokens=len(prompt))
+        new, out = list(prompt), []
+        for _ in range(count):
+            new = [int(engine.step([EngineRow(handle, new)]).logits[0].argmax())]
+            out += new
+        engine.close(handle)
+        return out
+
+    return greedy
