@@ -11,16 +11,17 @@ from statistics import fmean, median
 
 from perf.baselines.inprocess import InProcess
 from perf.baselines.turns import step_sync
-from perf.comparison.load import Load, Run, random_prompts
+from perf.comparison.load import Load, Run
+from perf.emulated import byte_tokenizer
 from perf.paper.cells import Cell, profile_of
 from perf.served.deployment import Thresholds, write_profile_repository
 from perf.served.result import drawn_profile, predict
 from perf.served.run import ENDLESS, Plan, measure, serving, work_around_engines
+from tools.dtmc.errors import TooLarge
+from tools.dtmc.profile import Profile
 
 Key = tuple[str, tuple[int, ...], int]
 Report = Callable[[str], None]
-_PROMPT_TOKENS = 16
-_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Measured:
     Attributes:
         tokens_per_second: mean over the windows.
         spread: largest minus smallest window, relative to the mean; None with one window.
-        as_drawn: the Markov model with the routing that the windows drew, or None.
+        as_drawn: the Markov model with the routing that the windows drew, or None where it is not solved.
         handoff_ms: mean time of a hand-off to an idle model, or None if there was none.
         around_ms: by how much engines were faster on average, so that whole steps take the profile's time.
     """
@@ -79,23 +80,36 @@ def _served(
     with serving(profile, setting, policy=policy, most_in_flight=most, around_ms=around_ms) as server:
         for n in numbers:
             windows = measure(server, profile.names, n, plan)
-            drawn = predict(drawn_profile(profile, windows), n, named)
+            drawn = _as_drawn(drawn_profile(profile, windows), n, named)
             rates = [window.tokens_per_second for window in windows]
             handoffs = [ms for window in windows for ms in window.mean_handoff_ms.values() if ms == ms]
             yield Measured(
                 tokens_per_second=fmean(rates),
                 spread=(max(rates) - min(rates)) / fmean(rates) if len(rates) > 1 else None,
-                as_drawn=None if drawn is None else drawn.tokens_per_second,
+                as_drawn=drawn,
                 handoff_ms=median(handoffs) if handoffs else None,
                 around_ms=fmean(around_ms.values()),
             )
 
 
+def _as_drawn(profile: Profile, in_flight: int, thresholds: dict[str, int]) -> float | None:
+    try:
+        found = predict(profile, in_flight, thresholds)
+    except TooLarge:
+        return None
+    return None if found is None else found.tokens_per_second
+
+
 def _in_process(
     policy: str, thresholds: tuple[int, ...], numbers: Sequence[int], plan: Plan, around_ms: Mapping[str, float]
 ) -> Iterator[Measured]:
-    """The barrier: engines, sampler and policy are the server's, but there is no server; see `baselines.inprocess`."""
+    """The barrier: engines, sampler, policy and prompts are the server's, but there is no server.
+
+    See `baselines.inprocess`. Engines are as much faster as those of the server, although one process needs less time
+    around them; that favours the barrier.
+    """
     seconds = plan.seconds * plan.repeats
+    tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory(prefix="tokenrouter-perf-") as folder:
         repository = write_profile_repository(
             Path(folder), profile_of(policy), thresholds=Thresholds("eager"), policy=policy,
@@ -103,8 +117,14 @@ def _in_process(
         )  # fmt: skip
         for n in numbers:
             with InProcess(repository) as driver:
-                prompts = random_prompts(_PROMPT_TOKENS, _BYTES)
-                load = Load(n, prompts, ENDLESS, warm_up_s=plan.warm_up_s, seconds=seconds, longest_s=seconds)
+                load = Load(
+                    n,
+                    lambda index: list(tokenizer.encode(plan.prompt(index)).ids),
+                    ENDLESS,
+                    warm_up_s=plan.warm_up_s,
+                    seconds=seconds,
+                    longest_s=seconds,
+                )
                 rate = _rate(driver.run(load, step_sync))
             yield Measured(rate, None, None, None, fmean(around_ms.values()))
 

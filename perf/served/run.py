@@ -46,12 +46,18 @@ class Plan:
     seed: int = 1
     scripts: tuple[str, ...] = ()
 
+    def prompt(self, index: int) -> str:
+        """The prompt of the request number `index`, different for each."""
+        return f"{PROMPT}{self._number(index):08x}"
+
     def request(self, index: int) -> bytes:
         """The request number `index`: endless, with a prompt and a seed of its own."""
-        number = (self.seed << 16) + index
         fields = {"policy_params": self.scripts[index % len(self.scripts)]} if self.scripts else {}
-        prompt = f"{PROMPT}{number:08x}"
-        return request_bytes(ENTRY, prompt, max_tokens=ENDLESS, seed=number, stream=self.stream, **fields)
+        seed = self._number(index)
+        return request_bytes(ENTRY, self.prompt(index), max_tokens=ENDLESS, seed=seed, stream=self.stream, **fields)
+
+    def _number(self, index: int) -> int:
+        return (self.seed << 16) + index
 
 
 @contextmanager
