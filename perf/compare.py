@@ -3,6 +3,7 @@
     python -m perf.compare --policies r2r me --workloads low-effort --inflight 4 16
     python -m perf.compare --engine torch                     # the demo pair, real tokens
     python -m perf.compare --report                           # tables and plot of what was measured so far
+    python -m perf.compare --ideal                            # exact throughput of every strategy without any overhead
 
 Rows go to a CSV; a later run replaces the rows that it measures again, so a comparison can be measured in pieces.
 With `--engine emulated` step times, routing rates and lengths are those of perf/reference/workloads.yaml, and prompts
@@ -18,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 
 from perf.baselines.standard import CallFailed
-from perf.comparison import demo, report
+from perf.comparison import demo, ideal, report
 from perf.comparison.cells import SYSTEMS, cells
 from perf.comparison.emulated import EmulatedSetting
 from perf.comparison.measure import Setting
@@ -51,6 +52,7 @@ def parser(reference: Reference) -> argparse.ArgumentParser:
     parse.add_argument("--machine", default="quiet", help="what else it did meanwhile; a column of the file")
     parse.add_argument("--csv", type=Path, help="default: perf/results/comparison_ENGINE.csv")
     parse.add_argument("--report", action="store_true", help="measure nothing; tables and plot of the CSV")
+    parse.add_argument("--ideal", action="store_true", help="measure nothing; exact throughput without overhead")
     parse.add_argument("--markdown", action="store_true", help="print Markdown tables")
     parse.add_argument("--plot", type=Path, help="default: docs/images/comparison_ENGINE.png")
     return parse
@@ -66,6 +68,11 @@ def main(arguments: list[str] | None = None) -> None:
     args = parse.parse_args(arguments)
     if min(args.inflight) < 1 or args.seconds <= 0 or args.warm_up < 0 or args.scale < 1:
         parse.error("--inflight and --scale are at least 1, --seconds is positive, --warm-up is not negative")
+    if args.ideal:
+        found = list(ideal.rows(reference, Tuning(), args.policies or list(reference.policies), args.inflight))
+        (args.csv or RESULTS / "comparison_ideal.csv").write_text(ideal.csv_text(found))
+        print(ideal.markdown(found))
+        return
     path = args.csv or RESULTS / f"comparison_{args.engine}.csv"
     results = Results.load(path)
     if not args.report:

@@ -9,7 +9,7 @@ import pytest
 from perf.baselines.inprocess import InProcess
 from perf.baselines.limits import throughput
 from perf.baselines.turns import RULES, Rule, Thresholds
-from perf.comparison import report
+from perf.comparison import ideal, report
 from perf.comparison.cells import ANY, BY_NAME, OURS, Cell, cells
 from perf.comparison.demo import POLICIES, demo_spec
 from perf.comparison.load import Load, Request, Response, Run, random_prompts
@@ -210,6 +210,16 @@ def test_thresholds_are_searched_once_and_again_when_the_profile_changes(tmp_pat
     assert Tuning(path).model_sync("r2r", profile, 4).thresholds == (1, 3)
     other = REFERENCE.profile("collm", prefill=False)
     assert Tuning(path).ours("r2r", other, 4).thresholds["large"] == 4
+
+
+def test_what_there_is_to_gain_without_overhead(tmp_path: Path) -> None:
+    ((policy, n, rates),) = ideal.rows(REFERENCE, Tuning(tmp_path / "kept.json"), ["r2r"], [4])
+    assert (policy, n) == ("r2r", 4)
+    assert rates["lock-step"] == pytest.approx(138.3, abs=0.05)
+    assert rates[OURS] == pytest.approx(208.0, abs=0.05)
+    assert rates["nobody ever waits"] == pytest.approx(4e3 / (6.0 + 0.35 * 27.9))
+    assert "208.0 | 253.7 (0.82) |" in ideal.markdown([(policy, n, rates)])
+    assert ideal.csv_text([(policy, n, rates)]).splitlines()[1].startswith("r2r,4,138.3")
 
 
 def test_the_demo_deployment_takes_policy_and_thresholds() -> None:
