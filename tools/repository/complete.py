@@ -31,7 +31,7 @@ def _with_arguments(model: ModelSpec) -> ModelSpec:
 
 
 def completed(spec: DeploymentSpec) -> DeploymentSpec:
-    """The deployment as it is written; checked before (`check.problems`).
+    """The deployment as it is written; checked before (`check.checked`).
 
     Raises:
         ConfigError: checkpoints or the profile are missing, or the models do not fit onto their GPUs.

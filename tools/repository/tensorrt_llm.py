@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenrouter.engines.tensorrt_llm.config import DEFAULTS, merged
+from tokenrouter.config import merged
+from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
 
 # max_tokens decides; the fraction only has to allow it, also to a model that finds the GPU half full.
 _FREE_FRACTION = 0.95
