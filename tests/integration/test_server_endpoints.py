@@ -188,6 +188,14 @@ def test_perf_metrics_only_on_request(shared: TritonServer) -> None:
     assert "arrival_time_ns" not in answer(shared, text_input="x", max_tokens=1)
 
 
+def test_models_load_in_the_order_of_load_after(shared: TritonServer) -> None:
+    """`small` names `large` there; Triton starts both at once."""
+    log = shared.log_text()
+    large, small = (log.index(f"{name}: EngineInfo(") for name in ("large", "small"))
+    assert large < small
+    assert "has not begun to load" not in log
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_log_probs(shared: TritonServer, model: str) -> None:
     body = {"text_input": "x" * 20, "max_tokens": 20, "return_log_probs": True}

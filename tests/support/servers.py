@@ -45,7 +45,7 @@ def shared_spec(name: str = "tokenrouter") -> DeploymentSpec:
         entry={"ensemble": None, "name": name, "selectable_policies": list(SELECTABLE), **_ENTRIES[name]},
         options={"step_ms": 1.0, "max_seq_len": CONTEXT},
         per_model={
-            "small": {"options": {"kv_cache_config": {"max_tokens": 4 * LARGE_POOL}}},
+            "small": {"options": {"kv_cache_config": {"max_tokens": 4 * LARGE_POOL}}, "load_after": ["large"]},
             "large": {"options": {"kv_cache_config": {"max_tokens": LARGE_POOL}}},
         },
     )
