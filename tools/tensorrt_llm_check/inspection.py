@@ -120,6 +120,8 @@ def _call(found: Any) -> dict[str, Any]:
         parameters = inspect.signature(found).parameters.values()
     except ValueError:
         return _from_text(found)
+    if parameters and all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        return _from_text(found)
     return {p.name: p.default for p in parameters if p.name != "self"}
 
 

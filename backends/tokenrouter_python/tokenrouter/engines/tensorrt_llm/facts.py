@@ -114,6 +114,33 @@ _CONSTRUCTOR = (
     Parameter("tokenizer_revision", "str | None", None),
 )
 
+_STOCK = (
+    ("modeling_qwen3", "Qwen3ForCausalLM"),
+    ("modeling_qwen", "Qwen2ForCausalLM"),
+    ("modeling_llama", "LlamaForCausalLM"),
+)
+_FORWARD = (
+    _must("attn_metadata", "AttentionMetadata"),
+    _must("input_ids", "Tensor | None", None),
+    _must("position_ids", "Tensor | None", None),
+    Parameter("inputs_embeds", "Tensor | None", None),
+    Parameter("return_context_logits", "bool", False),
+    Parameter("spec_metadata", "Any", None),
+    Parameter("lora_params", "Any", None),
+    _must("**kwargs", "Any"),
+)
+
+
+def _stock(module: str, name: str) -> tuple[Surface, ...]:
+    """A stock model class, which a model with a router inside subclasses."""
+    path, source = f"tensorrt_llm._torch.models.{module}", f"tensorrt_llm/_torch/models/{module}.py"
+    return (
+        Surface(path, name, Kind.CLASS, source, base="DecoderModelForCausalLM"),
+        Surface(path, f"{name}.__init__", Kind.CALL, source, (_must("model_config", "Any"),)),
+        Surface(path, f"{name}.forward", Kind.CALL, _MODELING, _FORWARD, returns="Any"),
+    )
+
+
 SURFACES: Final[tuple[Surface, ...]] = (
     Surface("tensorrt_llm", "__version__", Kind.VALUE, "tensorrt_llm/version.py", returns="str"),
     Surface("tensorrt_llm", "LLM", Kind.CONSTRUCTOR, _LLM, (*_CONSTRUCTOR, _must("**kwargs", "Any"))),
@@ -468,44 +495,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
         ),
         base="nn.Module",
     ),
-    Surface(
-        "tensorrt_llm._torch.models.modeling_utils",
-        "DecoderModelForCausalLM.__init__",
-        Kind.CALL,
-        _MODELING,
-        (_must("model_config", "Any"),),
-    ),
-    Surface(
-        "tensorrt_llm._torch.models.modeling_utils",
-        "DecoderModelForCausalLM.forward",
-        Kind.CALL,
-        _MODELING,
-        (
-            _must("attn_metadata", "AttentionMetadata"),
-            _must("input_ids", "Tensor | None", None),
-            _must("position_ids", "Tensor | None", None),
-            Parameter("inputs_embeds", "Tensor | None", None),
-            Parameter("return_context_logits", "bool", False),
-            Parameter("spec_metadata", "Any", None),
-            Parameter("lora_params", "Any", None),
-            _must("**kwargs", "Any"),
-        ),
-        returns="Any",
-    ),
-    *(
-        Surface(
-            f"tensorrt_llm._torch.models.{module}",
-            name,
-            Kind.CLASS,
-            f"tensorrt_llm/_torch/models/{module}.py",
-            base="DecoderModelForCausalLM",
-        )
-        for module, name in (
-            ("modeling_qwen3", "Qwen3ForCausalLM"),
-            ("modeling_qwen", "Qwen2ForCausalLM"),
-            ("modeling_llama", "LlamaForCausalLM"),
-        )
-    ),
+    *(surface for module, name in _STOCK for surface in _stock(module, name)),
     Surface(
         "tensorrt_llm._torch.attention_backend",
         "AttentionMetadata",

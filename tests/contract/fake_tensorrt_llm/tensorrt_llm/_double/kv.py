@@ -2,7 +2,8 @@
 
 As in TensorRT-LLM's block manager (cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp): full blocks are shared as soon
 as they are computed, a partly filled last block is stored when its request ends, and a prompt may continue from part of
-a block by taking it over if nobody uses it, else by copying it.
+a block by taking it over if nobody uses it, else by copying it. There is no second pool on the host: what is evicted is
+gone, whatever host_cache_size says.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
-from tensorrt_llm._torch.attention_backend import AttentionMetadata
 
 _Class = TypeVar("_Class", bound=type)
 def register_auto_model(
@@ -20,18 +19,3 @@ class DecoderModelForCausalLM(nn.Module):
     lm_head: nn.Module
     model_config: Any
     config: Any
-    def __init__(
-        self,
-        model_config: Any,
-    ) -> None: ...
-    def forward(
-        self,
-        attn_metadata: AttentionMetadata,
-        input_ids: Tensor | None = ...,
-        position_ids: Tensor | None = ...,
-        inputs_embeds: Tensor | None = ...,
-        return_context_logits: bool = ...,
-        spec_metadata: Any = ...,
-        lora_params: Any = ...,
-        **kwargs: Any,
-    ) -> Any: ...
