@@ -133,9 +133,11 @@ def test_a_cache_that_forgets_costs_time_and_no_token(tmp_path: Path, torch_rout
         got = generate(router, "scripted", params, max_tokens=96, end_id=-1)
         numbers = router._subservers["small"].statistics
     assert [result.tokens for result in got] == [result.tokens for result in want]
-    # Two visits of each response come back to small, and what was left there is gone.
-    assert numbers.lost_prefixes == 2 * len(PROMPTS)
-    assert numbers.recomputed_tokens >= 2 * len(PROMPTS) * BLOCK
+    assert numbers.recomputed_tokens > 0
+    if forgets == "reuse":
+        # Two visits of each response come back to small, and everything that was left there is gone.
+        assert numbers.lost_prefixes == 2 * len(PROMPTS)
+        assert numbers.recomputed_tokens >= 2 * len(PROMPTS) * BLOCK
 
 
 def test_what_a_visit_leaves_is_found_again(tmp_path: Path) -> None:

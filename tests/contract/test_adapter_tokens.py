@@ -157,12 +157,9 @@ def test_prompts_in_chunks(opened: Open, policy: str) -> None:
     assert_equal(generate(router, **fields), generate(opened(engine=TORCH), **fields), router)
 
 
-@pytest.mark.parametrize(("policy", "params"), [("rstitch", {"threshold": 0.03}), ("r2r", {})])
-def test_in_a_worker_process(
-    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, policy: str, params: dict[str, Any]
-) -> None:
+def test_in_a_worker_process(tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by default: the router, and the router inside the model, are built in another process."""
     monkeypatch.delenv("TLLM_WORKER_USE_SINGLE_PROCESS")
-    want = generate(opened(engine=TORCH), policy=policy, policy_params=json.dumps(params))
-    with TokenRouter.from_repository(deployment(tmp_path, policy, params)) as router:
+    want = generate(opened(engine=TORCH), policy="r2r", policy_params="{}")
+    with TokenRouter.from_repository(deployment(tmp_path, "r2r")) as router:
         assert_equal(generate(router), want, router)

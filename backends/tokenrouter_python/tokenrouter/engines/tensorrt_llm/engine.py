@@ -68,11 +68,13 @@ class _Visit:
     def _told(
         self, outcome: Outcome, tokens: Sequence[int] = (), target: str = "", error: Exception | None = None
     ) -> VisitNews:
-        return VisitNews(self.ticket, outcome, tuple(tokens), target, self.output.cached_tokens, error)
+        return VisitNews(
+            self.ticket, outcome, tuple(tokens), target, getattr(self.output, "cached_tokens", None), error
+        )
 
 
 class TensorRtLlmEngine(BackgroundEngine):
-    """See the module's text. Satisfies `engines.base.LoopEngine`.
+    """See the module's text.
 
     Args:
         checkpoint: the model's folder.
@@ -89,9 +91,8 @@ class TensorRtLlmEngine(BackgroundEngine):
         self._visits: dict[int, _Visit] = {}
         super().__init__(config.info)
         try:
-            self._router = router_of(
-                placement, config.info, self.extras(placement.model), checkpoint, self._handoff_ids
-            )
+            extras = self.extras(placement.model)
+            self._router = router_of(placement, config.info, extras, checkpoint, self._handoff_ids)
             with registered(checkpoint, None if self._router is None else self._router.settings):
                 self._library = self.beside(lambda: Library(config))
         except BaseException:
@@ -103,11 +104,7 @@ class TensorRtLlmEngine(BackgroundEngine):
         return {"input_embedding": partial(input_embedding, model, self._checkpoint)}
 
     def admit(self, sequence: ModelSequence) -> None:
-        """Refuses log-probabilities, and policies that cannot run in the engine's worker.
-
-        Raises:
-            InvalidRequest, ConfigError: say why, and what to do instead.
-        """
+        """See `LoopEngine.admit`: refuses log-probabilities, and policies that cannot run in the engine's worker."""
         if sequence.sampling.log_probs:
             raise InvalidRequest(
                 f"return_log_probs: {sequence.model!r} runs on TensorRT-LLM, which reports log-probabilities after the "
@@ -123,11 +120,10 @@ class TensorRtLlmEngine(BackgroundEngine):
         for ticket, sequence in visits:
             reserved = reserved_ids(sequence.policy, sequence.model, self._handoff_ids)
             task = Task.of(sequence, checkpoint=self._checkpoint, reserved=reserved, mark=mark)
-            lease: Lease = sequence.handle
-            lease.tokens = len(sequence.tokens)
+            sequence.handle.tokens = len(sequence.tokens)
             most = task.most_tokens(sequence.position)
-            self._visits[ticket] = visit = _Visit(ticket, lease, task, list(sequence.tokens), most)
-            started.append(visit)
+            started.append(_Visit(ticket, sequence.handle, task, list(sequence.tokens), most))
+            self._visits[ticket] = started[-1]
         self.call(self._start, started)
 
     def cancel(self, ticket: int) -> None:

@@ -1,4 +1,4 @@
-"""The installed TensorRT-LLM: import, construction, and calls with what its version offers."""
+"""The installed TensorRT-LLM: import, construction, calls with what its version offers."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ class Library:
         except ImportError as exc:
             raise ConfigError(f"engine tensorrt_llm: the package cannot be imported ({exc}); see docs") from exc
         self._sampling = module.SamplingParams
+        # Without being a subclass, the processor can be imported where the library is not.
+        importlib.import_module("tensorrt_llm.sampling_params").LogitsProcessor.register(VisitProcessor)
         self._offered = frozenset(inspect.signature(module.LLM.generate_async).parameters)
         for name in sorted({"kv_cache_retention_config", "cache_salt"} - self._offered):
             log.warning("TensorRT-LLM %s: generate_async has no %s; it is left out", module.__version__, name)

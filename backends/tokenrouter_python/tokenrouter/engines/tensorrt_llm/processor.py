@@ -36,8 +36,7 @@ class VisitProcessor:
         client_id: int | None,
     ) -> None:
         """Leaves one token of `logits` [1, 1, V], in place; `token_ids` holds prompt and generated tokens."""
-        if self._visit is None:
-            self._visit = WorkerVisit(msgspec.msgpack.decode(self._task, type=Task), token_ids[0])
+        self._visit = self._visit or WorkerVisit(msgspec.msgpack.decode(self._task, type=Task), token_ids[0])
         row = logits.view(1, -1)
         chosen = self._visit.choose(row, token_ids[0])
         row.fill_(float("-inf"))
