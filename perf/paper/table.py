@@ -85,7 +85,9 @@ def _cells(row: Row) -> list[str]:
 def _shown(text: str, style: str) -> str:
     if not text:
         return "-"
-    return f"{float(text):+.1%}" if style == "%" else f"{float(text):.1f}" if style == "number" else text
+    if style == "%":
+        return f"{float(text):+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%")
+    return f"{float(text):.1f}" if style == "number" else text
 
 
 def rich_table(section: str, rows: Sequence[Row]) -> Table:
