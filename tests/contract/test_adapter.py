@@ -285,6 +285,41 @@ def test_unused_ids_are_found_by_themselves(tmp_path: Path) -> None:
 # --- the library -----------------------------------------------------------------------------------------------------
 
 
+def test_what_a_visit_asks_of_the_library(router: TokenRouter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole history each time, one salt for all, blocks worth keeping, and no work for its own sampler."""
+    whole, calls = tensorrt_llm.LLM.generate_async, []
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append((args, kwargs))
+        return whole(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensorrt_llm.LLM, "generate_async", noted)
+        patch.setattr(
+            router._subservers["small"].engine._library, "_offered", {"cache_salt", "kv_cache_retention_config"}
+        )
+        (result,) = router.generate(
+            PROMPTS[:1],
+            max_tokens=6,
+            policy="scripted",
+            policy_params='{"writers": [0, 1], "trigger": "keep"}',
+            temperature=0.5,
+            seed=1,
+        )
+    prompt = router._entry.tokenizer.encode(PROMPTS[0]).ids
+    histories = [args[0]["prompt_token_ids"] for args, _ in calls]
+    assert histories == [[*prompt, *result.tokens[:count]] for count in range(6)]
+    assert len({kwargs["cache_salt"] for _, kwargs in calls}) == 1
+    for _, kwargs in calls:
+        retention, params = kwargs["kv_cache_retention_config"], kwargs["sampling_params"]
+        assert retention.decode_retention_priority == 100
+        assert [(r.token_start, r.token_end, r.priority) for r in retention.token_range_retention_configs] == [
+            (0, None, 100)
+        ]
+        assert (params.top_k, params.temperature, params.detokenize, params.end_id) == (1, None, False, 256)
+        assert kwargs["streaming"] is True
+
+
 def test_keywords_that_a_version_lacks_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
