@@ -120,11 +120,11 @@ def _engine_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
         except ConfigError as exc:
             yield f"models.{name}.options: {exc}"
             continue
-        if policy.decides(name) and len(config.own.handoff_ids) < len(spec.models):
+        unused = len(config.own.handoff_ids or ())
+        if policy.decides(name) and unused < len(spec.models):
             yield (
                 f"models.{name}.options.handoff_ids: {len(spec.models)} token ids that mean nothing are needed to end "
-                f"visits with, and the checkpoint leaves {len(config.own.handoff_ids)} unused; name some, such as "
-                "reserved or padding tokens"
+                f"visits with, and the checkpoint leaves {unused} unused; name some, such as reserved or padding tokens"
             )
 
 
