@@ -28,7 +28,7 @@ from perf.baselines.router_process import router_process
 from perf.comparison import client, demo
 from perf.comparison.cells import BY_NAME, Cell
 from perf.comparison.emulated import EmulatedSetting
-from perf.comparison.measure import Setting, measure
+from perf.comparison.measure import Setting, measure, tuned_table
 from perf.comparison.results import Results
 from perf.comparison.summary import Summary, summarise
 from perf.comparison.tuning import Tuning
@@ -70,7 +70,7 @@ def wrapped(setting: Setting, tuning: Tuning, cells: list[Cell], name: str) -> I
     policy, width = WRAPPED[name]
     profile, kind = setting.profile(cells[0]), setting.kind(cells[0])
     numbers = [cell.in_flight for cell in cells]
-    thresholds = {n: tuning.ours(kind, profile, n).thresholds for n in numbers}
+    thresholds = tuned_table(tuning, kind, profile, numbers)
     with tempfile.TemporaryDirectory(prefix="tokenrouter-ablation-") as folder, ExitStack() as stack:
         repository = setting.repository(Path(folder) / "models", cells[0], thresholds, max(numbers))
         address = Path(folder) / "router.sock"

@@ -76,6 +76,12 @@ def measure(
                 )
 
 
+def tuned_table(tuning: Tuning, name: str, profile: Profile, in_flight: Sequence[int]) -> ByInFlight:
+    """Thresholds for these numbers in flight, and for those just below: between two responses one is missing."""
+    numbers = {max(1, lower) for n in in_flight for lower in (n, n - 1, n - 2, n // 2)}
+    return {n: tuning.ours(name, profile, n).thresholds for n in sorted(numbers)}
+
+
 class _Kind:
     """Cells of one kind, at one place."""
 
@@ -93,7 +99,7 @@ class _Kind:
         with tempfile.TemporaryDirectory(prefix="tokenrouter-compare-") as folder:
             thresholds: ByInFlight = {}
             if self._where == "tuned":
-                thresholds = {n: self._tuning.ours(self._name, self._profile, n).thresholds for n in self._in_flight}
+                thresholds = tuned_table(self._tuning, self._name, self._profile, self._in_flight)
             repository = self._setting.repository(Path(folder), self._cell, thresholds, max(self._in_flight))
             with self._runner(repository) as run:
                 for system, cell in work:
