@@ -45,6 +45,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 ROOT = Path(__file__).resolve().parent.parent
 QWEN3_VOCABULARY = 151_936
 
+_TIMES = ("ttft_p50_ms", "itl_mean_ms", "e2e_p50_ms")
 BASE = {"tokenrouter": "everything", "eager": "- delayed batching", "lock-step": "- asynchronous (lock-step)",
         "step-sync": "- asynchronous (step-sync)"}  # fmt: skip
 WRAPPED: dict[str, tuple[str, int]] = {
@@ -97,6 +98,22 @@ def table_of(results: Results, engine: str) -> Table:
     return table
 
 
+def markdown(results: Results) -> str:
+    """The same as a Markdown table."""
+    head = "| policy | in flight | row | tokens/s | of everything | first / between / whole, ms |"
+    lines = [head, "|---|---|---|---|---|---|"]
+    for cell in results.cells():
+        whole = results.number(cell, "everything", "tokens_per_second")
+        for name in (*BASE.values(), *WRAPPED):
+            if results.row(cell, name):
+                rate = results.number(cell, name, "tokens_per_second")
+                times = " / ".join(f"{results.number(cell, name, column):.0f}" for column in _TIMES)
+                lines.append(
+                    f"| {cell.policy} | {cell.in_flight} | {name} | {rate:.1f} | {rate / whole:.0%} | {times} |"
+                )
+    return "\n".join(lines)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parse = argparse.ArgumentParser(prog="python -m perf.ablation", description=(__doc__ or "").partition("\n\n")[2])
@@ -108,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--scale", type=int, default=64, help="emulated: prompts and responses are so much shorter")
     parse.add_argument("--seconds", type=float, default=4.0, help="least length of a window")
     parse.add_argument("--csv", type=Path, help="default: perf/results/ablation_ENGINE.csv")
+    parse.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parse.add_argument("--report", action="store_true", help="measure nothing; the table of the CSV")
     return parse
 
@@ -122,7 +140,10 @@ def main(arguments: list[str] | None = None) -> None:
             _measure(args, results, path)
         except (DtmcError, LaunchError, RouterError, RuntimeError) as exc:
             sys.exit(f"error: {exc}")
-    Console(width=None if sys.stdout.isatty() else 140).print(table_of(results, args.engine))
+    if args.markdown:
+        print(markdown(results))
+    else:
+        Console(width=None if sys.stdout.isatty() else 140).print(table_of(results, args.engine))
 
 
 def _measure(args: argparse.Namespace, results: Results, path: Path) -> None:
