@@ -74,15 +74,14 @@ def broken_now() -> set[str]:
 
 def break_for_good(names: set[str]) -> None:
     """Breaks behaviours for the rest of this process."""
+    _check(names)
     _broken.update(names)
 
 
 @contextmanager
 def broken(*names: str) -> Iterator[None]:
     """Breaks behaviours for a while."""
-    unknown = set(names) - set(SWITCHES)
-    if unknown:
-        raise KeyError(f"no such behaviour: {', '.join(sorted(unknown))}")
+    _check(set(names))
     before = set(_broken)
     _broken.update(names)
     try:
@@ -92,4 +91,10 @@ def broken(*names: str) -> Iterator[None]:
         _broken.update(before)
 
 
-_broken.update(name for name in os.environ.get("FAKE_TENSORRT_LLM_BREAK", "").split(",") if name)
+def _check(names: set[str]) -> None:
+    unknown = names - set(SWITCHES)
+    if unknown:
+        raise KeyError(f"no such behaviour: {', '.join(sorted(unknown))}")
+
+
+break_for_good({name for name in os.environ.get("FAKE_TENSORRT_LLM_BREAK", "").split(",") if name})
