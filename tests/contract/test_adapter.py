@@ -98,18 +98,21 @@ def test_a_stop_word_ends_a_visit_that_runs(router: TokenRouter, torch_router: T
 
 
 def test_a_response_that_is_given_up_frees_everything(router: TokenRouter) -> None:
+    subservers = router._subservers.values()
+    surplus = sum(subserver.statistics.surplus_tokens for subserver in subservers)
     for policy, params in (("single", {}), ("scripted", {"writers": [0, 1, 1]})):
         updates = router.stream(PROMPTS[0], policy=policy, policy_params=json.dumps(params), max_tokens=900, end_id=-1)
         for _ in range(5):
             next(updates)
         updates.close()
         assert_idle(router)
-    engines = [subserver.engine for subserver in router._subservers.values()]
-    end = time.monotonic() + 5.0
-    while any(engine._tasks for engine in engines):
+    end = time.monotonic() + 10.0
+    while any(subserver.engine._tasks for subserver in subservers):
         assert time.monotonic() < end, "an aborted visit runs on"
         time.sleep(0.01)
     assert len(generate(router, "single")) == len(PROMPTS)
+    # It ends a few steps later, and not after all it was asked for.
+    assert sum(subserver.statistics.surplus_tokens for subserver in subservers) - surplus < 300
 
 
 def test_news_of_an_aborted_visit_are_dropped(router: TokenRouter) -> None:
