@@ -115,7 +115,7 @@ class OutsideRouter(Wrapped):
             if self._connection is None:
                 self._connection = Client(self.params.address, "AF_UNIX")
             self._connection.send((head, hidden))
-            self._connection.send_bytes(memoryview(logits.contiguous().numpy()))
+            self._connection.send_bytes(logits.contiguous().numpy().tobytes())
             answer: list[str] = self._connection.recv()
         return answer
 
