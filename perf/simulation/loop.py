@@ -19,6 +19,7 @@ from perf.simulation.deployment import NEVER_NS, PEER, Deployment
 from perf.simulation.engine import VirtualClock
 from perf.simulation.load import Clients
 from perf.simulation.meter import Meter, Step
+from tokenrouter.batcher import WaitUntil
 from tokenrouter.messages import Open, Report, Resume, ToSubserver
 from tokenrouter.orchestrator import Orchestrator
 from tokenrouter.subserver import StepPlan, Subserver
@@ -50,6 +51,7 @@ class EventLoop:
         clients: where requests come from.
         inflight: number of requests that the closed loop keeps; None is the open loop.
         handoff_ns: time of a message from the orchestrator to a model.
+        think_ns: closed loop: from the end of a response to the next request in its place.
         on_step: told every step when it starts, or None.
     """
 
@@ -60,6 +62,7 @@ class EventLoop:
         *,
         inflight: int | None,
         handoff_ns: int,
+        think_ns: int = 0,
         on_step: OnStep | None = None,
     ) -> None:
         self.now_ns = 0
@@ -70,6 +73,8 @@ class EventLoop:
         self._clients = clients
         self._closed = inflight is not None
         self._handoff_ns = handoff_ns
+        self._think_ns = think_ns
+        self._returns: deque[int] = deque()
         self._on_step = on_step
         self._times: list[int] = []
         self.meter = Meter(len(self._lanes))
@@ -93,6 +98,9 @@ class EventLoop:
         while self._next_arrival_ns <= now_ns:
             self._submit()
             self._next_arrival_ns = self._at(self._next_arrival_ns + max(1, self._clients.gap_ns()))
+        while self._returns and self._returns[0] <= now_ns:
+            self._returns.popleft()
+            self._submit()
         self._settle()
 
     def _next_ns(self) -> int:
@@ -134,7 +142,9 @@ class EventLoop:
                 raise update.error
             if update.result is not None:
                 self.meter.ended(update.key, update.result)
-                if self._closed:
+                if self._closed and self._think_ns:
+                    self._returns.append(self._at(self.now_ns + self._think_ns))
+                elif self._closed:
                     self._submit()
 
     def _settle(self) -> None:
@@ -175,7 +185,7 @@ class EventLoop:
         plan = lane.subserver.poll(now_ns=self.now_ns)
         if isinstance(plan, StepPlan):
             self._run(lane, plan)
-        elif plan is not None and plan.at_ns < NEVER_NS and plan.at_ns != lane.look_ns:
+        elif isinstance(plan, WaitUntil) and plan.at_ns < NEVER_NS and plan.at_ns != lane.look_ns:
             lane.look_ns = self._at(plan.at_ns)
 
     def _run(self, lane: _Lane, plan: StepPlan) -> None:
