@@ -91,3 +91,11 @@ def test_a_report_needs_no_measurement(tmp_path: Path, capsys: pytest.CaptureFix
     main(["--report", "--csv", str(path), "--plot", str(tmp_path / "plot.png")])
     assert "emulated" in capsys.readouterr().out
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_performance_page_shows_the_file(section: str) -> None:
+    root = Path(__file__).parents[2]
+    rows = [row for row in read(root / "perf" / "results" / "paper.csv") if row["section"] == section]
+    assert len(rows) >= 5
+    assert markdown(rows) in (root / "docs" / "performance.md").read_text("utf-8")
