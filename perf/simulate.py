@@ -65,6 +65,7 @@ def main(
     shape: Annotated[Shape, typer.Option(help="Lengths of responses.")] = Shape.fixed,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1,
     max_queue_delay_ms: Annotated[float | None, typer.Option(help="Longest wait for a threshold.")] = None,
+    think_ms: Annotated[float, typer.Option(min=0.0, help="From a response's end to its client's next request.")] = 0.0,
     timeline: Annotated[Path | None, typer.Option(help="Draw the last steps into this file (PNG).")] = None,
     timeline_steps: Annotated[int, typer.Option(help="How many steps to draw.", min=1)] = 60,
     trace: Annotated[Path | None, typer.Option(help="Write all steps in Chrome's trace format (JSON).")] = None,
@@ -89,6 +90,7 @@ def main(
                 shape=shape.value,
                 prompt_tokens=prompt_tokens,
                 max_queue_delay_ms=max_queue_delay_ms,
+                think_ms=think_ms,
                 on_step=drawn.append if timeline or trace else None,
                 progress=lambda share: progress("simulating", share),
             )

@@ -39,6 +39,7 @@ def simulate(
     shape: Shape = "fixed",
     prompt_tokens: int = 1,
     max_queue_delay_ms: float | None = None,
+    think_ms: float = 0.0,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
@@ -61,6 +62,7 @@ def simulate(
         prompt_tokens: tokens of a prompt.
         max_queue_delay_ms: longest wait for a threshold; None is no limit. In the open loop a threshold above 1
             needs one, since few requests in flight may never reach it.
+        think_ms: closed loop: time from the end of a response to the next request of that client.
         on_step: told every step when it starts, warm-up included.
         progress: told the share of the run that is done, in 0..1.
 
@@ -85,6 +87,7 @@ def simulate(
         Clients(load, deployment.policy),
         inflight=inflight if rate is None else None,
         handoff_ns=nanoseconds(profile.handoff_ms),
+        think_ns=nanoseconds(think_ms),
         on_step=on_step,
     )
     with _collector_paused():

@@ -354,3 +354,10 @@ def test_command_line_table_and_errors():
     for wrong in ("large", "large=x", "large=2,large=3"):
         assert invoke("--thresholds", wrong).exit_code == 2
     assert invoke("--thresholds", "large=9").exit_code == 2
+
+
+def test_time_between_a_response_and_the_next_request() -> None:
+    # One client, one model: a cycle is the response's steps and the think time, in closed form.
+    step_ms = ONE.models["only"].step_time_ms(1)
+    result = simulate(ONE, inflight=1, response_tokens=5, think_ms=3.0, tokens=500)
+    assert result.tokens_per_second == pytest.approx(5e3 / (5 * step_ms + 3.0), rel=0.02)
