@@ -55,3 +55,19 @@ class Reads(Policy):
 
     def send(self, row: Row, target: str) -> Handoff:
         return Handoff(keep_token=False)
+
+
+class Odd(Policy):
+    """Leaves where the token is odd."""
+
+    name = "odd"
+    two_models = True
+
+    def needs_hidden(self, model: str) -> bool:
+        return model == self.models[0]
+
+    def needs_token(self, model: str) -> bool:
+        return True
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        return batch.tokens % 2 == 1
