@@ -28,10 +28,18 @@ MODELS = ("small", "large", "larger")
 PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs/demo/problems.jsonl")[:8]]
 DRAWN = {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
 GLIMP = {"threshold": 0.1, "separator": "=", "think_end": "####"}
+MOVES = {
+    "routing": {"small": {"small": 0.6, "large": 0.4}, "large": {"small": 0.7, "large": 0.3}},
+    "commit": {"large": {"small": 1}},
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "r2r inside the model": ("tokenrouter", {}),
     "rstitch": ("tokenrouter", {"policy": "rstitch", "policy_params": '{"threshold": 0.03}', **DRAWN}),
     "glimprouter": ("tokenrouter", {"policy": "glimprouter", "policy_params": json.dumps(GLIMP), **DRAWN}),
+    "random": ("tokenrouter", {"policy": "random", "policy_params": '{"p": 0.35}', **DRAWN}),
+    "markov": ("tokenrouter", {"policy": "markov", "policy_params": json.dumps(MOVES), **DRAWN}),
+    "scripted": ("tokenrouter", {"policy": "scripted", "policy_params": '{"writers": [0, 0, 1]}', **DRAWN}),
+    "query_level": ("tokenrouter", {"policy": "query_level", **DRAWN}),
     "three models": ("mix", DRAWN),
     "one model": ("small", DRAWN),
 }
@@ -61,13 +69,24 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tok
         yield {"tokenrouter": two, "mix": three, "small": two}
 
 
-def assert_all_free(server: TritonServer) -> None:
+def assert_all_free(server: TritonServer, models: tuple[str, ...] = MODELS) -> None:
     def held() -> dict[str, float]:
         page = scrape(server.metrics_url)
         names = ("kv_blocks_reserved", "kv_blocks_used", "open_requests", "residents")
-        return {f"{name} {model}": page.value(f"tokenrouter_{name}", model=model) for name in names for model in MODELS}
+        return {f"{name} {model}": page.value(f"tokenrouter_{name}", model=model) for name in names for model in models}
 
     until(lambda: not any(held().values()), within_s=3.0, what="nobody holds KV")
+
+
+def assert_same(server: TritonServer, router: TokenRouter, model: str, fields: dict[str, Any]) -> int:
+    """The server's texts are the offline engine's; how often those requests changed the model."""
+    given = {**fields, "policy": "single"} if model == "small" else fields
+    wanted = router.generate(PROMPTS, max_tokens=64, **given)
+    body = {"max_tokens": 64, "exclude_input_in_output": True, **fields}
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        replies = list(pool.map(lambda prompt: answer(server, model, text_input=prompt, **body), PROMPTS))
+    assert [reply["text_output"] for reply in replies] == [result.text for result in wanted]
+    return sum(result.handoffs for result in wanted)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -75,20 +94,20 @@ def test_tokens_are_those_of_the_torch_engine(
     server: TritonServer, expected: dict[str, TokenRouter], case: str
 ) -> None:
     model, fields = CASES[case]
-    given = {**fields, "policy": "single"} if model == "small" else fields
-    wanted = expected[model].generate(PROMPTS, max_tokens=64, **given)
-    with ThreadPoolExecutor(len(PROMPTS)) as pool:
-        replies = list(
-            pool.map(
-                lambda prompt: answer(
-                    server, model, text_input=prompt, max_tokens=64, exclude_input_in_output=True, **fields
-                ),
-                PROMPTS,
-            )
-        )
-    assert [reply["text_output"] for reply in replies] == [result.text for result in wanted]
-    assert model == "small" or sum(result.handoffs for result in wanted) > 0
-    assert_all_free(server)
+    handoffs = assert_same(server, expected[model], model, fields)
+    assert model == "small" or case == "query_level" or handoffs > 0
+    assert_all_free(server, MODELS)
+
+
+@pytest.mark.parametrize("policy", ["citer", "collm"])
+def test_other_routers_inside_the_model(policy: str, tmp_path: Path) -> None:
+    served, torch = deployment(tmp_path / "served", policy), deployment(tmp_path / "torch", policy, engine=TORCH)
+    with (
+        TritonServer(served, env=double_environment(), exit_timeout_s=4) as running,
+        TokenRouter.from_repository(torch) as router,
+    ):
+        assert assert_same(running, router, "tokenrouter", DRAWN) > 0
+        assert_all_free(running, MODELS[:2])
 
 
 def test_the_cache_kept_what_visits_left(server: TritonServer) -> None:

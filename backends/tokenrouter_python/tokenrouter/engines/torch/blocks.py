@@ -67,7 +67,8 @@ class BlockPool:
         if not self.fits(num_blocks):
             return None
         keep = len(self._free) - num_blocks
-        taken, self._free = self._free[keep:], self._free[:keep]
+        taken = self._free[keep:]
+        del self._free[keep:]
         return BlockLease(self, tuple(reversed(taken)))
 
     def _give_back(self, block_ids: tuple[int, ...]) -> None:
