@@ -1,0 +1,37 @@
+"""Tables of the performance page's comparison and ablation are those of their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perf import ablation
+from perf.comparison import ideal, report
+from perf.comparison.results import Results
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
+RESULTS = ROOT / "perf" / "results"
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("comparison_*.csv")), ids=lambda path: path.stem)
+def test_tables_of_the_comparison_are_in_the_page(path: Path) -> None:
+    if path.stem == "comparison_ideal":
+        header, *rows = path.read_text().splitlines()
+        columns = header.split(",")[2:]
+        found = [
+            (fields[0], int(fields[1]), dict(zip(columns, map(float, fields[2:]), strict=True)))
+            for fields in (row.split(",") for row in rows)
+        ]
+        assert ideal.markdown(found) in PAGE
+        return
+    results = Results.load(path)
+    assert results.workloads()
+    for workload in results.workloads():
+        assert report.markdown(results, workload) in PAGE
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("ablation_*.csv")), ids=lambda path: path.stem)
+def test_tables_of_the_ablation_are_in_the_page(path: Path) -> None:
+    assert ablation.markdown(Results.load(path)) in PAGE
