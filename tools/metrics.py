@@ -90,7 +90,7 @@ def scrape(url: str) -> Scrape:
 
 
 def fresh_scrape(url: str, model: str, *, patience_s: float = 5.0) -> Scrape:
-    """A scrape just after a model has published its numbers, which it does four times a second while it works.
+    """A scrape just after a model has published its numbers, which it does once a second while it works.
 
     So all numbers of this model belong to one moment, the value of its gauge `TAKEN`.
 

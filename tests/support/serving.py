@@ -358,7 +358,8 @@ def metrics(server: TritonServer) -> Scrape:
 def wait_idle(server: TritonServer, *, within_s: float = PATIENCE_S) -> float:
     """Waits until no model holds or runs anything; returns the seconds it took.
 
-    Gauges are published four times a second, so one look may see the time before the work: they have to stay at 0.
+    Gauges are published a little later than things happen, so one look may see the time before the work: they have to
+    stay at 0.
     """
     started = idle_since = time.monotonic()
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-_PERIOD_S = 0.25
+QUIET_S = 0.1
+PERIOD_S = 1.0
 
 
 class Publisher:
-    """Calls `publish` at most four times a second while something changes, and once after the last change.
+    """Calls `publish` soon after something changes, once a second while it goes on, and soon after the last change.
+
+    So gauges of an idle server are right within 0.2 s, and a busy one does not spend its time on metrics.
 
     Args:
         publish: sends what changed.
@@ -37,12 +41,25 @@ class Publisher:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
+        while not self._stopped.is_set():
             self._dirty.wait()
-            if self._stopped.wait(_PERIOD_S):
-                return
+            self._follow()
+
+    def _follow(self) -> None:
+        """From the first change to the first `QUIET_S` without one."""
+        due = 0.0
+        busy = True
+        while busy:
             self._dirty.clear()
-            try:
-                self._publish()
-            except Exception:
-                log.exception("statistics could not be published")
+            if self._stopped.wait(QUIET_S):
+                return
+            busy = self._dirty.is_set()
+            if not busy or time.monotonic() >= due:
+                self._try()
+                due = time.monotonic() + PERIOD_S
+
+    def _try(self) -> None:
+        try:
+            self._publish()
+        except Exception:
+            log.exception("statistics could not be published")
