@@ -10,6 +10,14 @@ import typer
 
 Row = dict[str, str]
 
+_PROCESSES = {
+    "tritonserver": "tritonserver",
+    "orchestrator": "tokenrouter",
+    "small": "small",
+    "large": "large",
+    "load generator": "load",
+}
+
 
 def read(path: Path) -> list[Row]:
     """Rows of the CSV."""
@@ -27,6 +35,20 @@ def markdown(rows: list[Row]) -> str:
             f"| {_number(row['chain_tokens_per_second'])} | {_percent(row['difference'], '+')} "
             f"| {_percent(row.get('difference_as_drawn') or '', '+')} "
             f"| {_number(row['simulated_tokens_per_second'])} | {_percent(row['efficiency'])} |"
+        )
+    return "\n".join(lines)
+
+
+def efficiency(rows: list[Row]) -> str:
+    """A table: measured beside the best possible, and CPU seconds per 1,000 tokens by process."""
+    processes = {name: f"cpu_s_per_1000_tokens.{key}" for name, key in _PROCESSES.items()}
+    columns = ("in flight", "thresholds", "tokens/s", "best possible", "efficiency", *(f"CPU, {p}" for p in processes))
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    for row in sorted(rows, key=lambda row: int(row["in_flight"])):
+        cpu = " | ".join(f"{float(row[column]):.2f}" for column in processes.values())
+        lines.append(
+            f"| {row['in_flight']} | {row['thresholds']} | {_number(row['tokens_per_second'])} "
+            f"| {_number(row['limit_tokens_per_second'])} | {_percent(row['efficiency'])} | {cpu} |"
         )
     return "\n".join(lines)
 
@@ -79,12 +101,13 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def main(
-    results: Annotated[Path, typer.Option("--csv", help="What perf.serving --csv wrote.")],
+    results: Annotated[list[Path], typer.Option("--csv", help="What perf.serving --csv wrote; may be repeated.")],
     out: Annotated[Path | None, typer.Option(help="Image to write.")] = None,
+    share: Annotated[bool, typer.Option("--efficiency", help="The table of efficiency and CPU time instead.")] = False,
 ) -> None:
     """Prints the table, and draws the plot."""
-    rows = read(results)
-    print(markdown(rows))
+    rows = [row for path in results for row in read(path)]
+    print(efficiency(rows) if share else markdown(rows))
     if out is not None:
         plot(rows, out)
 

@@ -115,7 +115,7 @@ def soak(
 
 
 def _held(server: TritonServer) -> dict[str, float]:
-    """Gauges that are not 0 although nothing runs. They are published a little later than things happen, so 0 has to stay."""
+    """Gauges that are not 0 although nothing runs. They come a little later than things happen, so 0 has to stay."""
     until = time.monotonic() + _IDLE_S
     idle_since = time.monotonic()
     while time.monotonic() < until:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from perf.clients import table as load_tests
+from perf.plot_serving import efficiency, read
 from perf.soak import table as soak
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +23,12 @@ def test_tables_of_load_tests_are_in_the_page(name: str) -> None:
         expected = load_tests.markdown(list(csv.DictReader(file)))
     assert expected in PAGE
     assert expected.count("\n") > 5
+
+
+def test_the_table_of_efficiency_is_in_the_page() -> None:
+    rows = [*read(RESULTS / "efficiency.csv"), *read(RESULTS / "efficiency_64.csv")]
+    assert efficiency(rows) in PAGE
+    assert [int(row["in_flight"]) for row in rows] == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_the_outcome_of_the_soak_is_in_the_page_and_is_good() -> None:
