@@ -63,9 +63,9 @@ def mark(server: TritonServer) -> Mark:
     return Mark(fresh_scrape(server.metrics_url, ENTRY), cpu_seconds(server))
 
 
-def cpu_seconds(server: TritonServer) -> dict[str, float]:
-    """CPU seconds so far of tritonserver, every model's process, and this one."""
-    pids = {"tritonserver": server.pid, **server.stub_pids(), "load": os.getpid()}
+def cpu_seconds(server: TritonServer, *, own: str = "load") -> dict[str, float]:
+    """CPU seconds so far of tritonserver, every model's process, and this one, which is called `own`."""
+    pids = {"tritonserver": server.pid, **server.stub_pids(), own: os.getpid()}
     times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
     return {name: cpu.user + cpu.system for name, cpu in times.items()}
 

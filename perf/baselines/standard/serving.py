@@ -10,11 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
-import psutil
-
 from perf.baselines.standard.dispatcher import Dispatcher
 from perf.baselines.standard.repository import write_standard_repository
 from perf.baselines.standard.result import Run
+from perf.served.window import cpu_seconds
 from tokenrouter.config import entry_config
 from tokenrouter.deployment import Entry
 from tokenrouter.errors import InvalidRequest
@@ -70,9 +69,9 @@ class StandardServing:
             CallFailed: a model answered with an error.
         """
         dispatcher = Dispatcher(self.server.grpc_url, self.models, self._policies)
-        before, started = self._cpu_seconds(), time.perf_counter()
+        before, started = cpu_seconds(self.server, own="dispatcher"), time.perf_counter()
         responses = asyncio.run(dispatcher.run(map(self._build, requests), in_flight=in_flight, seconds=seconds))
-        ended, after = time.perf_counter(), self._cpu_seconds()
+        ended, after = time.perf_counter(), cpu_seconds(self.server, own="dispatcher")
         return Run(
             responses,
             in_flight,
@@ -87,11 +86,6 @@ class StandardServing:
         if request.stop_words or request.sampling.log_probs:
             raise InvalidRequest("the standard-serving baseline has neither stop_words nor log_probs")
         return request
-
-    def _cpu_seconds(self) -> dict[str, float]:
-        pids = {"tritonserver": self.server.pid, **self.server.stub_pids(), "dispatcher": os.getpid()}
-        times = {name: psutil.Process(pid).cpu_times() for name, pid in pids.items()}
-        return {name: cpu.user + cpu.system for name, cpu in times.items()}
 
     def __enter__(self) -> StandardServing:
         self.server.start()
