@@ -35,7 +35,7 @@ tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them
 	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
 
 load: venv ## Load tests with locust beside a demo server of their own (about three minutes)
-	$(BIN)/python -m perf.beside_server -- perf/locust.sh
+	$(BIN)/python -m perf.load.beside_server -- perf/load/locust.sh
 
 test: venv ## Everything: unit tests in parallel, then integration tests with a real tritonserver; both report
 	@failed=; for part in unit integration; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \

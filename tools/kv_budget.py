@@ -194,8 +194,8 @@ def main(
     checkpoints: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
 ) -> None:
     """Prints the KV budget of a deployment; all sizes are per GPU."""
-    from tools.repository.complete import deployment_budget
-    from tools.repository.spec import load_spec
+    from tools.build_repository.complete import deployment_budget
+    from tools.build_repository.spec import load_spec
 
     console = Console()
     try:

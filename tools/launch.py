@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
-from tools.tritonserver import LaunchError, Ports, TritonServer, find_installation, http_open
+from tools.tritonserver.installation import LaunchError, find_installation
+from tools.tritonserver.ports import Ports
+from tools.tritonserver.server import TritonServer, http_open
 
 ENTRY = "tokenrouter"
 DEMO_PROMPT = "Start 91: -38, *2, -47 ="

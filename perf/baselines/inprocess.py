@@ -16,16 +16,16 @@ from pathlib import Path
 from types import TracebackType
 
 from perf.baselines.turns import Rule
-from perf.comparison.load import Load, Request, Response, Run
+from perf.load.requests import Load, Request, Response, Run
 from tokenrouter.batcher import QueuePolicy
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
-from tokenrouter.queue_policy import EntryQueuePolicy
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
-from tokenrouter.runner import StepPlan
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.runner import StepPlan
 
 _PEER = 1
 

@@ -25,10 +25,10 @@ from perf.paper.measure import Key, Measured, measure_cells
 from perf.paper.plot import plot
 from perf.paper.reference import Paper, load_paper
 from perf.paper.table import Row, gains, markdown, read, rich_table, row_of, write
-from perf.served.run import Plan
+from perf.serving.run import Plan
 from tools.dtmc.errors import DtmcError
-from tools.dtmc.progress import LateProgress
-from tools.tritonserver import LaunchError
+from tools.progress import LateProgress
+from tools.tritonserver.installation import LaunchError
 
 RESULTS = Path("perf/results/paper.csv")
 PLOT = Path("docs/images/paper_figure10.png")

@@ -11,12 +11,12 @@ from statistics import fmean, median
 
 from perf.baselines.inprocess import InProcess
 from perf.baselines.turns import step_sync
-from perf.comparison.load import Load, Run
-from perf.emulated import byte_tokenizer
+from perf.emulated.repository import byte_tokenizer
+from perf.load.requests import Load, Run
 from perf.paper.cells import Cell, profile_of
-from perf.served.deployment import Thresholds, write_profile_repository
-from perf.served.result import drawn_profile, predict
-from perf.served.run import ENDLESS, Plan, measure, serving, work_around_engines
+from perf.serving.deployment import Thresholds, write_profile_repository
+from perf.serving.result import drawn_profile, predict
+from perf.serving.run import ENDLESS, Plan, measure, serving, work_around_engines
 from tools.dtmc.errors import TooLarge
 from tools.dtmc.profile import Profile
 

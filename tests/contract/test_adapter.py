@@ -17,7 +17,7 @@ from tensorrt_llm import _behaviour
 
 from tests.contract.deployments import BLOCK, DEMO, ROOT, TENSORRT_LLM, TORCH, deployment
 from tokenrouter.engines import load_engine
-from tokenrouter.engines.environment import clean_environment
+from tokenrouter.engines.tensorrt_llm.environment import clean_environment
 from tokenrouter.errors import ConfigError, EngineFailed, InvalidRequest, PolicyFailed
 from tokenrouter.offline import TokenRouter
 from tokenrouter.response import Result
@@ -353,7 +353,7 @@ def test_a_prompt_that_the_engine_refuses_fails_its_request_with_the_reason(
 
 
 def test_an_executor_that_fails_a_step_fails_its_requests(router: TokenRouter, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenrouter.engines.visits import WorkerVisit
+    from tokenrouter.engines.tensorrt_llm.visits import WorkerVisit
 
     def fails(self: Any, row: Any, history: Any) -> Any:
         raise RuntimeError("device lost")

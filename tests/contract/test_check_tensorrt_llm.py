@@ -13,9 +13,9 @@ from tensorrt_llm import llmapi, sampling_params
 from typer.testing import CliRunner
 
 from tokenrouter.engines.tensorrt_llm import facts
-from tools import check_tensorrt_llm
-from tools.tensorrt_llm_check.generation import Outcome, Settings
-from tools.tensorrt_llm_check.inspection import Finding, compare
+from tools.check_tensorrt_llm import __main__ as check_tensorrt_llm
+from tools.check_tensorrt_llm.generation import Outcome, Settings
+from tools.check_tensorrt_llm.inspection import Finding, compare
 
 MODELS = Path(__file__).parents[2] / "model_repository"
 PAIR = ["--model", str(MODELS / "small" / "1"), "--model", str(MODELS / "large" / "1")]

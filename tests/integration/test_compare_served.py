@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from perf import compare
-from perf.comparison.cells import OURS, Cell
-from perf.comparison.results import Results
+from perf.compare import __main__ as compare
+from perf.compare.cells import OURS, Cell
+from perf.compare.results import Results
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from perf.emulated import byte_tokenizer, write_emulated_repository
-from perf.signals import HIDDEN_SIZE, ROUTED_BY_FILE, signal_options, write_router
-from perf.trace import from_routing
+from perf.emulated.repository import byte_tokenizer, write_emulated_repository
+from perf.emulated.signals import HIDDEN_SIZE, ROUTED_BY_FILE, signal_options, write_router
+from perf.traces.trace import from_routing
 from tests.support.serving import generate
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from perf.soak.load import ClosedLoop, Workload
-from perf.soak.memory import Sampler
-from perf.soak.run import Plan, soak
+from perf.load.soak.load import ClosedLoop, Workload
+from perf.load.soak.memory import Sampler
+from perf.load.soak.run import Plan, soak
 from tests.support.serving import wait_idle
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from perf.emulated import write_emulated_repository
-from perf.load import Stream, request_bytes
+from perf.emulated.repository import write_emulated_repository
 from tests.support.serving import until
+from tools.load import Stream, request_bytes
 from tools.metrics import Scrape, fresh_scrape, scrape
-from tools.profile import profile_text
-from tools.tritonserver import TritonServer
+from tools.profile.__main__ import profile_text
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.servers import LARGE_POOL, QUEUE_LIMIT_S
 from tests.support.serving import RESPONSE_ERROR, GrpcStream, answer, generate, grpc_error, refusal, until
 from tools.metrics import scrape
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.serving import GrpcStream, HttpStream, answer, until
 from tools.metrics import Scrape, scrape
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

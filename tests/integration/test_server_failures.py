@@ -20,7 +20,7 @@ from tests.support.serving import (
     until,
     wait_idle,
 )
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

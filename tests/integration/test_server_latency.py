@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.repositories import emulated_spec, write_emulated
 from tests.support.serving import GrpcStream, until, wait_idle
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perf.soak.memory import look
+from perf.load.soak.memory import look
 from tests.support.serving import HttpStream, wait_idle
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from tests.support.serving import HttpStream, answer, refusal, until
 from tokenrouter.offline import TokenRouter
 from tools.demo_models.task import load_problems
 from tools.metrics import scrape
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

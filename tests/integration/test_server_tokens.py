@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.serving import GrpcStream, Message, answer, grpc_stream, stream, wait_idle
 from tokenrouter.offline import TokenRouter
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ import pytest
 from perf.baselines.standard import CallFailed, Run, StandardServing
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.offline import TokenRouter
-from tokenrouter.orchestrator import Result
+from tokenrouter.orchestrator.machine import Result
 from tokenrouter.request import RequestFields
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenrouter.engines.base import EngineRow, StepResult
-from tokenrouter.engines.emulated import EmulatedEngine
+from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
 
 POISON = "~~~~"

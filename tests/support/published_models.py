@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from perf.emulated import byte_tokenizer
+from perf.emulated.repository import byte_tokenizer
 
 STUB_END_ID = 256
 

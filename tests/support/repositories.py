@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from perf.emulated import byte_tokenizer
-from tools.repository.build import write_repository
-from tools.repository.spec import DeploymentSpec
+from perf.emulated.repository import byte_tokenizer
+from tools.build_repository.build import write_repository
+from tools.build_repository.spec import DeploymentSpec
 
 END_ID = 256
 VOCAB_SIZE = 257

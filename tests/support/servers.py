@@ -10,8 +10,8 @@ import pytest
 from tests.support.repositories import emulated_spec, piece_tokenizer, write_emulated
 from tokenrouter.offline import TokenRouter
 from tokenrouter.policies import BUILTIN
-from tools.repository.spec import DeploymentSpec
-from tools.tritonserver import TritonServer
+from tools.build_repository.spec import DeploymentSpec
+from tools.tritonserver.server import TritonServer
 
 PIECES = ("AB", "DEF", "GH")
 CONTEXT = 262_144

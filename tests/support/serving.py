@@ -22,7 +22,7 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, 
 
 from tokenrouter.triton.tensors import ENTRY_INPUTS
 from tools.metrics import Scrape, busy, scrape
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 T = TypeVar("T")
 

@@ -18,15 +18,15 @@ from tokenizers import Tokenizer
 
 from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
 from tokenrouter.batcher import QueuePolicy, WaitUntil
-from tokenrouter.engines.emulated import EmulatedConfig, EmulatedEngine, KvConfig
+from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import RouterError
 from tokenrouter.messages import PROTOCOL_VERSION, Codec, Hello, PolicySpec, Sampling
-from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings
+from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
-from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result, Update
-from tokenrouter.subserver import StepPlan, Subserver
+from tokenrouter.subserver.machine import StepPlan, Subserver
 
 MS = 1_000_000
 TOKENIZER = byte_tokenizer()

@@ -25,7 +25,7 @@ from tokenrouter.policies.base import (
     RouteBatch,
     destination_names,
 )
-from tokenrouter.sequence import ModelSequence
+from tokenrouter.subserver.sequence import ModelSequence
 
 FakeModel = Callable[[list[int]], tuple[Any, Any]]
 TWO = ("small", "large")

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from perf.ablation import WRAPPED, wrap
-from perf.baselines.ablation import OUTSIDE, REPREFILL
-from perf.baselines.router_process import router_process
-from perf.comparison.load import random_prompts
-from perf.comparison.repository import write_repository
-from perf.comparison.workloads import load_reference
-from tokenrouter.engines.emulated import EmulatedEngine
+from perf.ablation.__main__ import WRAPPED, wrap
+from perf.ablation.policies import OUTSIDE, REPREFILL
+from perf.ablation.router_process import router_process
+from perf.compare.repository import write_repository
+from perf.compare.workloads import load_reference
+from perf.load.requests import random_prompts
+from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.offline import TokenRouter
 
 REFERENCE = load_reference()

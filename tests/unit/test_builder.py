@@ -19,12 +19,12 @@ from tokenrouter.deployment import Entry
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import read_model_config
-from tools.build_repository import build
+from tools.build_repository.__main__ import build
+from tools.build_repository.build import repository_files, write_repository
+from tools.build_repository.check import checked
+from tools.build_repository.spec import DeploymentSpec, load_spec
 from tools.dtmc.profile import load_profile
 from tools.dtmc.search import search_table
-from tools.repository.build import repository_files, write_repository
-from tools.repository.check import checked
-from tools.repository.spec import DeploymentSpec, load_spec
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

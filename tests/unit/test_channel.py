@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenrouter.channel import Connected, Disconnected, Received, UnixCarrier, runtime_dir, socket_path
+from tokenrouter.channel.carrier import Connected, Disconnected, Received
+from tokenrouter.channel.framing import frame
+from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.errors import ConfigError
-from tokenrouter.framing import frame
 
 PATIENCE_S = 20.0
 

@@ -9,20 +9,20 @@ import pytest
 from perf.baselines.inprocess import InProcess
 from perf.baselines.limits import throughput
 from perf.baselines.turns import RULES, Rule, Thresholds
-from perf.comparison import ideal, report
-from perf.comparison.cells import ANY, BY_NAME, OURS, Cell, cells
-from perf.comparison.demo import POLICIES, demo_spec
-from perf.comparison.load import Load, Request, Response, Run, random_prompts
-from perf.comparison.repository import write_repository
-from perf.comparison.results import Results
-from perf.comparison.summary import latency, summarise
-from perf.comparison.tuning import Tuning
-from perf.comparison.workloads import load_reference
+from perf.compare import ideal, report
+from perf.compare.cells import ANY, BY_NAME, OURS, Cell, cells
+from perf.compare.demo import POLICIES, demo_spec
+from perf.compare.repository import write_repository
+from perf.compare.results import Results
+from perf.compare.summary import latency, summarise
+from perf.compare.thresholds import Tuning
+from perf.compare.workloads import load_reference
+from perf.load.requests import Load, Request, Response, Run, random_prompts
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.request import RequestFields
+from tools.build_repository.spec import load_spec
 from tools.dtmc.errors import ProfileError
-from tools.repository.spec import load_spec
 
 REFERENCE = load_reference()
 RULES_AND_TUNED = {**RULES, "model-sync tuned": Thresholds((1, 3, 2))}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perf import ablation
-from perf.comparison import ideal, report
-from perf.comparison.results import Results
+from perf.ablation import __main__ as ablation
+from perf.compare import ideal, report
+from perf.compare.results import Results
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")

@@ -9,10 +9,10 @@ import pytest
 from tokenrouter.batcher import QueuePolicy
 from tokenrouter.config import entry_config, load_yaml, role_of, subserver_config
 from tokenrouter.engines import load_engine
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
-from tokenrouter.queue_policy import EntryQueuePolicy
 
 
 def model_config(batching: dict[str, Any] | None = None, **parameters: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tokenrouter.channel import RUNTIME_DIR_VARIABLE
+from tokenrouter.channel.unix import RUNTIME_DIR_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import yaml
 
+from tools.build_repository.spec import DeploymentSpec
 from tools.container.manifest import CHART, MANIFEST, ROOT, header, render
-from tools.repository.spec import DeploymentSpec
 
 DOCUMENTS: list[dict[str, Any]] = [
     document for document in yaml.safe_load_all(MANIFEST.read_text("utf-8")) if document is not None

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer, emulated_spec, write_emulated
+from tokenrouter.checkpoint import end_ids, load_tokenizer, vocabulary_size
 from tokenrouter.config import entry_config
 from tokenrouter.deployment import Entry, check_same_tokenizer, checkpoint_folder, version_folder
-from tokenrouter.engines.folder import end_ids, load_tokenizer, vocabulary_size
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import read_model_config

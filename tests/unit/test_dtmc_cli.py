@@ -56,18 +56,18 @@ def test_sweep_draws_a_curve_per_model(tmp_path: Path, options: list[str]) -> No
 
 
 def test_sweep_calls_the_simulator_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = ModuleType("perf.simulate")
+    fake = ModuleType("tools.simulate")
     fake.throughput = lambda _profile, inflight, thresholds: inflight + thresholds["large"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "perf.simulate", fake)
+    monkeypatch.setitem(sys.modules, "tools.simulate", fake)
     value = read_json(run("sweep", "--inflight", "3", "--plot", str(tmp_path / "a.svg"), "--json", "--simulate"))
     assert [p["simulated_tokens_per_second"] for p in value["curves"]["large"]] == [4, 5, 6]
 
 
 def test_a_missing_simulator_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "perf.simulate", None)
+    monkeypatch.setitem(sys.modules, "tools.simulate", None)
     result = run("sweep", "--inflight", "3", "--plot", str(tmp_path / "a.png"), "--simulate")
     assert result.exit_code == 2
-    assert "perf/simulate.py" in result.stderr
+    assert "tools/simulate/__main__.py" in result.stderr
     assert "leave --simulate out" in result.stderr
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from perf.signals import ROUTED_BY_FILE, router_file, signal_options, write_router
+from perf.emulated.signals import ROUTED_BY_FILE, router_file, signal_options, write_router
 from tests.unit.cluster import END_ID, VOCAB_SIZE, Cluster, expected_tokens, request, spec, writers
 from tests.unit.policy_harness import FakeRow
 from tokenrouter.engines.base import EngineRow
-from tokenrouter.engines.emulated import EmulatedConfig, EmulatedEngine
-from tokenrouter.engines.signals import SignalsConfig
+from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine
+from tokenrouter.engines.emulated.signals import SignalsConfig
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import load_policy

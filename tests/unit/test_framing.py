@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenrouter.channel.framing import FrameDecoder, frame
 from tokenrouter.errors import ProtocolError
-from tokenrouter.framing import FrameDecoder, frame
 
 
 @given(payloads=st.lists(st.binary(max_size=300), max_size=12), cuts=st.lists(st.integers(0, 4000), max_size=20))
@@ -42,7 +42,7 @@ def test_an_oversized_frame_is_refused_before_its_body_arrives() -> None:
 
 
 def test_an_oversized_payload_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenrouter.framing.MAX_FRAME", 10)
+    monkeypatch.setattr("tokenrouter.channel.framing.MAX_FRAME", 10)
     with pytest.raises(ProtocolError, match="11 bytes"):
         frame(b"x" * 11)
 

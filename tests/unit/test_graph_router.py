@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenrouter.engines.graph_router import MARK, GraphRouter, RouterSettings
+from tokenrouter.engines.tensorrt_llm.graph_router import MARK, GraphRouter, RouterSettings
 from tokenrouter.errors import PolicyFailed
 from tokenrouter.messages import PolicySpec
 

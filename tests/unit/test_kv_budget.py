@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from tests.support.published_models import write_stubs
 from tokenrouter.errors import ConfigError
+from tools.build_repository.complete import deployment_budget
+from tools.build_repository.spec import load_spec
 from tools.kv_budget import GIB, Budget, BudgetModel, Memory, compute
-from tools.repository.complete import deployment_budget
-from tools.repository.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
 A100 = Memory(gpu_gib=80, share=0.9, reserve_gib=4)

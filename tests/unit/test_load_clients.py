@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from perf.clients.prompts import load_prompts
-from perf.clients.table import append_rows, markdown, write_rows
-from perf.clients.timing import Percentiles, Timing, summary
-from perf.perf_analyzer.inputs import tensors
-from perf.perf_analyzer.summary import rows, timing
-from perf.soak.load import Workload
+from perf.load.perf_analyzer.inputs import tensors
+from perf.load.perf_analyzer.summary import rows, timing
+from perf.load.prompts import load_prompts
+from perf.load.soak.load import Workload
+from perf.load.table import append_rows, markdown, write_rows
+from perf.load.timing import Percentiles, Timing, summary
 
 
 def finished(started: float, *arrivals: tuple[float, int], error: str = "") -> Timing:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenrouter.channel import socket_path
-from tokenrouter.loading import turn_to_load
+from tokenrouter.channel.unix import socket_path
+from tokenrouter.triton.load_order import turn_to_load
 
 BOUND_S = 20.0
 

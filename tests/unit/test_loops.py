@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from tests.support.repositories import END_ID, emulated_spec, write_emulated
-from tokenrouter.channel import UnixCarrier, socket_path
+from tokenrouter.channel.framing import frame
+from tokenrouter.channel.unix import UnixCarrier, socket_path
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.errors import ConfigError, DeadlineExceeded, ModelUnavailable, RequestCancelled
-from tokenrouter.framing import frame
 from tokenrouter.loops import DecodingLoop, OrchestratorLoop
 from tokenrouter.messages import Codec, InFlight
 from tokenrouter.offline import TokenRouter
-from tokenrouter.orchestrator import Orchestrator
+from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
 
 PATIENCE_S = 30.0
 PROMPT = "a prompt of some length"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cluster import END_ID, MS, Cluster, expected_tokens, request, spec, writers
 from tokenrouter.batcher import QueuePolicy
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -23,7 +24,6 @@ from tokenrouter.errors import (
 )
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outcome, PolicySpec, Report, ReportRow
 from tokenrouter.policies.base import Destinations, Policy, RouteBatch
-from tokenrouter.queue_policy import EntryQueuePolicy
 from tokenrouter.response import Update
 from tokenrouter.rng import Stream, draw
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from perf.clients import table as load_tests
-from perf.plot_serving import efficiency, read
-from perf.soak import table as soak
+from perf.load import table as load_tests
+from perf.load.soak import table as soak
+from perf.serving.plot import efficiency, read
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")

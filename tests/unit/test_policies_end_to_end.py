@@ -16,9 +16,9 @@ from tokenrouter.offline import TokenRouter
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Result
+from tools.build_repository.build import write_repository
+from tools.build_repository.spec import BatchingSpec, load_spec
 from tools.demo_models.task import Problem, check, load_problems
-from tools.repository.build import write_repository
-from tools.repository.spec import BatchingSpec, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = ROOT / "model_repository"

@@ -14,10 +14,10 @@ from tokenrouter.statistics import END, MOST_FITTED_EXTENDED, StepTimes
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.solve import solve
 from tools.metrics import Scrape
-from tools.profile import look, profile_text
+from tools.profile.__main__ import look, profile_text
+from tools.profile.measured import evaluate
+from tools.profile.steps import MIN_STEPS, fit, read_sums
 from tools.profiling.load import read_prompts, stages
-from tools.profiling.measured import evaluate
-from tools.profiling.steps import MIN_STEPS, fit, read_sums
 
 Sample = tuple[str, dict[str, str], float]
 NOTHING = Scrape({})

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy
 from tokenrouter.errors import DeadlineExceeded, Overloaded
-from tokenrouter.queue_policy import EntryQueue, EntryQueuePolicy
 
 MS = 1_000_000
 

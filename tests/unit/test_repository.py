@@ -9,8 +9,8 @@ from tests.support.repositories import emulated_spec
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.errors import ConfigError
 from tokenrouter.repository import read_model_config
-from tools.repository.build import repository_files, write_repository
-from tools.repository.spec import load_spec
+from tools.build_repository.build import repository_files, write_repository
+from tools.build_repository.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,7 +23,7 @@ from tokenrouter.messages import Sampling
 from tokenrouter.offline import TokenRouter
 from tokenrouter.request import RequestFields
 from tokenrouter.rng import Stream, draw
-from tokenrouter.sequence import ModelSequence
+from tokenrouter.subserver.sequence import ModelSequence
 
 WIDTH = 40
 

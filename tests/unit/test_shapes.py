@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.published_models import PUBLISHED, write_stub
 from tokenrouter.errors import ConfigError
-from tools.repository.shapes import ModelShape, read_shape
+from tools.build_repository.shapes import ModelShape, read_shape
 
 
 def shape(folder: Path, name: str) -> ModelShape:

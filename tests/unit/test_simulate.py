@@ -10,18 +10,18 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-import perf.simulate as cli
-from perf.chain_vs_simulation import compare, random_cases
-from perf.simulation import simulate, throughput
-from perf.simulation.deployment import build_deployment
-from perf.simulation.load import Clients, Load
-from perf.simulation.loop import EventLoop
-from perf.simulation.timeline import draw_timeline
-from perf.simulation.trace import write_trace
+import tools.simulate.__main__ as cli
+from perf.micro.chain_vs_simulation import compare, random_cases
 from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import load_profile, parse_profile
 from tools.dtmc.solve import Solution
 from tools.dtmc.sweep import load_simulator
+from tools.simulate import simulate, throughput
+from tools.simulate.deployment import build_deployment
+from tools.simulate.load import Clients, Load
+from tools.simulate.loop import EventLoop
+from tools.simulate.timeline import draw_timeline
+from tools.simulate.trace import write_trace
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"
 R2R_FILE = PROFILES / "r2r_qwen3_0.6b_32b.yaml"

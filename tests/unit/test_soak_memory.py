@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from perf.soak.memory import JUDGED, MEASURES, Growth, Sample, Sampler, growth, look
-from perf.soak.run import Outcome
+from perf.load.soak.memory import JUDGED, MEASURES, Growth, Sample, Sampler, growth, look
+from perf.load.soak.run import Outcome
 
 WARM_UP_S = 60.0
 

@@ -24,8 +24,8 @@ from tokenrouter.messages import (
     Sampling,
 )
 from tokenrouter.policies.base import PolicyContext
-from tokenrouter.sequence import ModelSequence
-from tokenrouter.subserver import SubmitPlan, Subserver
+from tokenrouter.subserver.machine import SubmitPlan, Subserver
+from tokenrouter.subserver.sequence import ModelSequence
 
 MS = 1_000_000
 PROMPT = [5, 6, 7, 8]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.cluster import END_ID, MS, Cluster, request, spec
 from tokenrouter.batcher import QueuePolicy, Reason, WaitUntil
-from tokenrouter.engines.emulated import EmulatedEngine
+from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.errors import ConfigError, EngineFailed, ProtocolError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
@@ -21,7 +21,7 @@ from tokenrouter.messages import (
     Sampling,
 )
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyContext, RouteBatch, Row, Visit
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
 
 SINGLE = PolicySpec("single")
 PROMPT = [10, 20, 30, 40, 50, 60]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from perf.emulated import byte_tokenizer
+from perf.emulated.repository import byte_tokenizer
 from tools.train_router import labels
 from tools.train_router.corpus import held_back
 from tools.train_router.fit import auc

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from perf.emulated import write_emulated_repository
+from perf.emulated.repository import write_emulated_repository
 from tools.dtmc.apply import QueueFields, plan_edits, write_edits
 from tools.dtmc.errors import RepositoryError
 from tools.dtmc.profile import parse_profile
 from tools.metrics import TAKEN, Scrape
-from tools.tune import Row, table_of
-from tools.tuning import predicted, rate, read_repository, working_copy
+from tools.tune.__main__ import Row, table_of
+from tools.tune.measure import predicted, rate, read_repository, working_copy
 
 PROFILE = parse_profile(
     """

@@ -71,7 +71,7 @@ def test_an_added_token_is_refused_unless_the_configuration_accepts_it(repositor
 
 
 def write_emulated_entry(repository: Path) -> None:
-    from tools.repository.build import repository_files
+    from tools.build_repository.build import repository_files
 
     files = repository_files(emulated_spec(entry={"allow_added_tokens": True}))
     (repository / "tokenrouter" / "config.pbtxt").write_text(files["tokenrouter/config.pbtxt"])

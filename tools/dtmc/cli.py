@@ -18,10 +18,10 @@ from tools.dtmc.apply import Edit, QueueFields, plan_edits, queue_fields, write_
 from tools.dtmc.chain import DEFAULT_MAX_TRANSITIONS
 from tools.dtmc.errors import DtmcError, ThresholdError
 from tools.dtmc.profile import Profile, load_profile
-from tools.dtmc.progress import LateProgress
 from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_table
 from tools.dtmc.solve import Solution, solve
 from tools.dtmc.sweep import Sweep, load_simulator, plot, sweep
+from tools.progress import LateProgress
 
 app = typer.Typer(
     help="Tune delayed batching with the exact Markov model (arXiv 2610.12242, section 3).",

@@ -74,7 +74,7 @@ def sweep(
 
 
 def load_simulator() -> Simulate:
-    """The simulator's `throughput(profile, inflight, thresholds) -> tokens per second` from `perf/simulate.py`.
+    """The simulator's `throughput(profile, inflight, thresholds) -> tokens per second` from `tools/simulate`.
 
     Imported only on demand: the chain needs no simulator.
 
@@ -82,9 +82,11 @@ def load_simulator() -> Simulate:
         DtmcError: it is not there.
     """
     try:
-        simulate: Simulate = importlib.import_module("perf.simulate").throughput
+        simulate: Simulate = importlib.import_module("tools.simulate").throughput
     except (ImportError, AttributeError) as exc:
-        raise DtmcError(f"--simulate needs `throughput` in perf/simulate.py ({exc}); leave --simulate out") from exc
+        raise DtmcError(
+            f"--simulate needs `throughput` in tools/simulate/__main__.py ({exc}); leave --simulate out"
+        ) from exc
     return simulate
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from perf.load import Stream, request_bytes
 from tools.dtmc.errors import ProfileError
+from tools.load import Stream, request_bytes
 
 DRAIN_S = 1.0
 """After a stage: cancelled requests are gone, and the last numbers are published."""

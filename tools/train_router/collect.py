@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tokenrouter.engines.folder import end_ids, load_tokenizer
+from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.errors import ConfigError
 from tokenrouter.vocabulary import check_same_tokenizer
 from tools.train_router import features, labels

@@ -15,10 +15,10 @@ import msgspec
 import yaml
 
 from tokenrouter.batcher import QueuePolicy
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
-from tokenrouter.queue_policy import EntryQueuePolicy
 
 T = TypeVar("T")
 

@@ -6,17 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.config import EntryConfig, SubserverConfig, entry_config, load_yaml, role_of
 from tokenrouter.engines import load_engine
 from tokenrouter.engines.base import Placement
-from tokenrouter.engines.folder import end_ids, load_tokenizer
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
-from tokenrouter.orchestrator import Orchestrator, OrchestratorSettings
+from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.request import RequestBuilder
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
 from tokenrouter.vocabulary import check_same_tokenizer, common_size
 
 

@@ -15,13 +15,13 @@ from typing import Protocol
 from msgspec import DecodeError
 
 from tokenrouter.batcher import WaitUntil
-from tokenrouter.channel import Carrier, Connected, Disconnected, Received
+from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Received
 from tokenrouter.errors import ModelUnavailable, ProtocolError, RouterError
 from tokenrouter.messages import Codec, Hello, Message
-from tokenrouter.orchestrator import Orchestrator
+from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
 
 log = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from types import TracebackType
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import RouterError
-from tokenrouter.orchestrator import Orchestrator
-from tokenrouter.queue_policy import EntryQueuePolicy
+from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Result, Update
 from tokenrouter.statistics import SubserverStatistics
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
 
 _PEER = 1
 # Nobody is ready and nobody's delay is over yet; delays are of the order of milliseconds.

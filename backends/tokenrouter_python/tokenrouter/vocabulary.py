@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tokenrouter.engines.folder import end_ids, load_tokenizer, vocabulary_size
+from tokenrouter.checkpoint import end_ids, load_tokenizer, vocabulary_size
 from tokenrouter.errors import ConfigError
 
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.baselines.standard import CallFailed, Run, StandardServing
-from perf.served.deployment import Thresholds, write_profile_repository
+from perf.serving.deployment import Thresholds, write_profile_repository
 from tokenrouter.errors import RouterError
 from tokenrouter.request import RequestFields
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import load_profile
-from tools.tritonserver import LaunchError
+from tools.tritonserver.installation import LaunchError
 
 _PERCENTILES = (50, 99)
 

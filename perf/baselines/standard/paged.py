@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from perf.baselines.standard.wire import TOKEN_BYTES
 from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult
-from tokenrouter.engines.emulated import EmulatedEngine, _Sequence
+from tokenrouter.engines.emulated.engine import EmulatedEngine, _Sequence
 from tokenrouter.engines.torch import SequenceHandle, TorchEngine, TorchEngineConfig
 from tokenrouter.engines.torch.blocks import BlockLease
 from tokenrouter.errors import ConfigError

@@ -23,9 +23,9 @@ import triton_python_backend_utils as pb_utils
 from perf.baselines.standard.paged import load_paged
 from perf.baselines.standard.scheduler import Arrival, Scheduler
 from perf.baselines.standard.wire import CALL, IDS, REPLY, Call, Reply
+from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import version_folder
-from tokenrouter.engines.folder import load_tokenizer
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.repository import read_model_config

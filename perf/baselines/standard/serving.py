@@ -13,7 +13,7 @@ from types import TracebackType
 from perf.baselines.standard.dispatcher import Dispatcher
 from perf.baselines.standard.repository import write_standard_repository
 from perf.baselines.standard.result import Run
-from perf.served.window import cpu_seconds
+from perf.serving.window import cpu_seconds
 from tokenrouter.config import entry_config
 from tokenrouter.deployment import Entry
 from tokenrouter.errors import InvalidRequest
@@ -21,7 +21,7 @@ from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.repository import read_model_config
 from tokenrouter.request import GenerationRequest, RequestFields
-from tools.tritonserver import TritonServer
+from tools.tritonserver.server import TritonServer
 
 _ROOT = Path(__file__).resolve().parents[3]
 

@@ -29,7 +29,7 @@ def load_engine(
 
         return TorchEngine.from_folder(checkpoint, TorchEngineConfig.from_mapping(options), sharing=sharing)
     if name == "emulated":
-        from tokenrouter.engines.emulated import EmulatedEngine
+        from tokenrouter.engines.emulated.engine import EmulatedEngine
 
         return EmulatedEngine.from_folder(checkpoint, options)
     if name == "tensorrt_llm":

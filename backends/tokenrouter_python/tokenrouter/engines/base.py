@@ -16,7 +16,7 @@ from tokenrouter.messages import Outcome, PolicySpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tokenrouter.sequence import ModelSequence
+    from tokenrouter.subserver.sequence import ModelSequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from tokenrouter.messages import Codec
 from tokenrouter.policies.base import Handoff, Policy, RouteBatch, Visit, destination_names
 
 if TYPE_CHECKING:
-    from tokenrouter.sequence import ModelSequence
+    from tokenrouter.subserver.sequence import ModelSequence
 
 
 class policy_errors:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
+from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.deployment import Entry
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.loops import OrchestratorLoop
-from tokenrouter.orchestrator import Orchestrator
+from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.response import Update
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder

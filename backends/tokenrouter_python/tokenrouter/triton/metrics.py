@@ -8,9 +8,9 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from tokenrouter.orchestrator import Orchestrator
+from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.statistics import Histogram, StepTimes, SubserverStatistics
-from tokenrouter.subserver import Subserver
+from tokenrouter.subserver.machine import Subserver
 
 _TAKEN = ("tokenrouter_statistics_seconds", "When this model's numbers were taken, on the host's monotonic clock")
 

@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from tokenrouter.channel import runtime_dir
+from tokenrouter.channel.unix import runtime_dir
 
 _GRACE_S = 1.0
 _REGION_MARK = "shm_region"

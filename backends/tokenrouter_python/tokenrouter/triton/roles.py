@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
-from tokenrouter.channel import UnixCarrier, runtime_dir, socket_path
+from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.config import entry_config, role_of, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, direct_entry
-from tokenrouter.loading import turn_to_load
 from tokenrouter.loops import DecodingLoop
 from tokenrouter.triton.frontend import Frontend
+from tokenrouter.triton.load_order import turn_to_load
 from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
 from tokenrouter.triton.orphan import leave_with_parent
 from tokenrouter.triton.publisher import Publisher

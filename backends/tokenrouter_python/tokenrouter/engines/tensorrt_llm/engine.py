@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenrouter.engines.background import BackgroundEngine
 from tokenrouter.engines.base import LoopEngine, Placement, VisitNews
-from tokenrouter.engines.graph_router import admit, input_embedding, router_of
-from tokenrouter.engines.ledger import Lease
+from tokenrouter.engines.tensorrt_llm.background import BackgroundEngine
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
+from tokenrouter.engines.tensorrt_llm.graph_router import admit, input_embedding, router_of
+from tokenrouter.engines.tensorrt_llm.ledger import Lease
 from tokenrouter.engines.tensorrt_llm.library import Library
 from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
 from tokenrouter.engines.tensorrt_llm.routed_model import registered
-from tokenrouter.engines.visits import Task, reserved_ids
+from tokenrouter.engines.tensorrt_llm.visits import Task, reserved_ids
 from tokenrouter.errors import EngineFailed, InvalidRequest, PolicyFailed
 from tokenrouter.messages import Outcome
 
 if TYPE_CHECKING:
-    from tokenrouter.sequence import ModelSequence
+    from tokenrouter.subserver.sequence import ModelSequence
 
 
 @dataclass(slots=True)

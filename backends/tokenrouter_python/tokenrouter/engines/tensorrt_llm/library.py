@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tokenrouter.engines.environment import clean_environment
 from tokenrouter.engines.tensorrt_llm.config import NESTED, TensorRtLlmConfig
+from tokenrouter.engines.tensorrt_llm.environment import clean_environment
 from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
 from tokenrouter.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenrouter.engines.visits import Task, WorkerVisit
+from tokenrouter.engines.tensorrt_llm.visits import Task, WorkerVisit
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import torch
 
-from tokenrouter.engines.folder import read_json
-from tokenrouter.engines.graph_router import GraphRouter, RouterSettings
+from tokenrouter.checkpoint import read_json
 from tokenrouter.engines.tensorrt_llm import facts
+from tokenrouter.engines.tensorrt_llm.graph_router import GraphRouter, RouterSettings
 from tokenrouter.errors import ConfigError
 
 # TensorRT-LLM hands variables with this prefix on to workers that it spawns.

@@ -1,0 +1,1 @@
+"""The token channel: frames between an orchestrator and the subservers."""

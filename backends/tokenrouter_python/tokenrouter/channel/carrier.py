@@ -1,0 +1,59 @@
+"""`Carrier` is all that the loops know of the channel: it moves frames, and says who came and went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A peer is connected. `address` is the name that was dialled, or "" if the peer dialled us."""
+
+    peer: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One whole frame."""
+
+    peer: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A peer is gone; its number is not used again."""
+
+    peer: int
+
+
+Event: TypeAlias = Connected | Received | Disconnected
+
+
+class Carrier(Protocol):
+    """Moves frames. All methods but `wake` belong to the thread that polls."""
+
+    def poll(self, timeout_s: float | None) -> list[Event]:
+        """Waits for events at most this long (None = no limit). Returns early, maybe with nothing, after `wake`."""
+        ...
+
+    def send(self, peer: int, *payloads: bytes) -> None:
+        """Sends frames; never blocks. A peer that is gone is reported by the next `poll`.
+
+        Frames of one call travel together: unless they are large, one `poll` of the peer returns them all.
+        """
+        ...
+
+    def drop(self, peer: int) -> None:
+        """Closes the connection to a peer; the next `poll` reports it as disconnected."""
+        ...
+
+    def wake(self) -> None:
+        """Makes `poll` return; callable from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Closes everything."""
+        ...

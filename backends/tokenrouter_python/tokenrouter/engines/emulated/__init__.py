@@ -1,0 +1,1 @@
+"""An engine without a model: known step times, scripted tokens."""

@@ -1,0 +1,242 @@
+"""A visit inside the worker of an engine that owns its loop: tokens are chosen and the policy is asked there.
+
+The engine gives a row of logits after every forward pass of the request and takes the id to write next. Nothing but
+such ids finds its way back, so ids are reserved: one per model, that ends the visit in favour of that model. A request
+that leaves gets it at once if the policy discards its token, else one step later. The id at the place of the visit's
+own model says that the policy failed.
+
+The token is chosen by `tokenrouter.sampling`, so penalties, bad words and seeds work as with every other engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from tokenrouter import sampling
+from tokenrouter.checkpoint import load_tokenizer
+from tokenrouter.engines.tensorrt_llm.graph_router import MARK
+from tokenrouter.errors import ConfigError, PolicyFailed
+from tokenrouter.messages import Codec, PolicySpec, Sampling
+from tokenrouter.policies import PolicyCache, calls
+from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams, RouteBatch, Visit
+from tokenrouter.subserver.sequence import ModelSequence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+log = logging.getLogger(__name__)
+_policies: dict[tuple[Any, ...], PolicyCache] = {}
+
+
+class Task(msgspec.Struct, frozen=True, array_like=True):
+    """All that the worker is told of a visit; see `sequence.ModelSequence`.
+
+    Attributes:
+        checkpoint: folder whose tokenizer policies may use.
+        directory: of the deployment, for paths in policy parameters.
+        banned: ids never chosen, reserved ones included.
+        handoff_ids: by index of the target; at this model's own index, the id for a failed policy.
+        decides: whether the policy is asked; otherwise the visit only ends by its limit or with the response.
+        mark: column where the model's own graph says that the request leaves, or None.
+        marked: whether this visit follows that mark, rather than asking the policy.
+    """
+
+    model: str
+    models: tuple[str, ...]
+    checkpoint: str
+    directory: str | None
+    policy: PolicySpec
+    sampling: Sampling
+    prompt_tokens: int
+    source: str
+    state: dict[str, Any]
+    limit: int | None
+    then: str
+    banned: tuple[int, ...]
+    handoff_ids: tuple[int, ...]
+    decides: bool
+    mark: int | None
+    marked: bool
+
+    @classmethod
+    def of(cls, sequence: ModelSequence, *, checkpoint: Path, reserved: tuple[int, ...], mark: int | None) -> Task:
+        """The visit that begins now.
+
+        Args:
+            sequence: with its plan; copies are taken.
+            checkpoint: the model's folder.
+            reserved: see `handoff_ids`.
+            mark: see `mark`.
+        """
+        policy, model, plan = sequence.policy, sequence.model, sequence.plan
+        assert sequence.spec is not None
+        limit = None if plan.then == model else plan.limit
+        return cls(
+            model=model,
+            models=policy.models,
+            checkpoint=str(checkpoint),
+            directory=policy.context.directory,
+            policy=sequence.spec,
+            sampling=sequence.sampling,
+            prompt_tokens=sequence.prompt_tokens,
+            source=sequence.source,
+            state=Codec.copy_state(sequence.state),
+            limit=limit,
+            then=plan.then,
+            banned=tuple({*sequence.banned, *reserved}),
+            handoff_ids=reserved,
+            decides=policy.decides(model) and limit != 1,
+            mark=mark,
+            marked=policy.needs_hidden(model),
+        )
+
+    def most_tokens(self, position: int) -> int:
+        """How many tokens the visit may write at most, from this position of the response on."""
+        left = self.sampling.max_tokens - position
+        return left if self.limit is None else min(left, self.limit)
+
+    def handoff_id(self, target: str) -> int:
+        """The reserved id of a target."""
+        return self.handoff_ids[self.models.index(target)]
+
+
+class WorkerVisit:
+    """See the module's text.
+
+    Args:
+        task: what the worker is told.
+        history: prompt and committed tokens at the start of the visit.
+    """
+
+    def __init__(self, task: Task, history: Sequence[int]) -> None:
+        self._task = task
+        self._start = len(history)
+        self._sequence: ModelSequence | None = None
+        # Length of the history at which a kept token was chosen that the hand-off follows, and the hand-off's id.
+        self._after: tuple[int, int] | None = None
+
+    def choose(self, row: Tensor, history: Sequence[int]) -> Tensor:
+        """[1] int64, the id to leave in a row [1, V].
+
+        A long prompt is prefilled in chunks, with a call after each that nothing comes of: so everything here follows
+        from the history, and a second call with the same one starts over.
+        """
+        task = self._task
+        with torch.inference_mode():
+            try:
+                return self._choose(row, history)
+            except Exception:
+                if not task.decides:
+                    raise  # no id is reserved to say so, and the sampler does not fail
+                log.exception("policy %s failed at %s", task.policy.name, task.model)
+                return _only(task.handoff_id(task.model), row)
+
+    def _choose(self, row: Tensor, history: Sequence[int]) -> Tensor:
+        task = self._task
+        if self._after is not None and self._after[0] < len(history):
+            return _only(self._after[1], row)
+        self._after = None
+        sequence = self._caught_up(history, str(row.device))
+        leaves = None
+        if task.mark is not None:
+            leaves = row[0, task.mark] > MARK / 2
+            row[0, task.mark] = float("-inf")
+        logits = row.float()
+        chosen = sampling.sample(logits, [sequence])
+        if not task.decides or sequence.at_limit:
+            return chosen
+        target = self._target(sequence, chosen, logits, leaves)
+        if target == task.model:
+            return chosen
+        if self._keeps(sequence, target):
+            self._after = (len(history), task.handoff_id(target))
+            return chosen
+        return _only(task.handoff_id(target), row)
+
+    def _target(self, sequence: ModelSequence, chosen: Tensor, logits: Tensor, leaves: Tensor | None) -> str:
+        task = self._task
+        if task.marked:
+            return sequence.policy.other(task.model) if leaves is not None and bool(leaves) else task.model
+        return calls.route(sequence.policy, RouteBatch(task.model, [sequence], chosen, logits))[0]
+
+    def _keeps(self, sequence: ModelSequence, target: str) -> bool:
+        """Whether the token just chosen is kept.
+
+        Raises:
+            PolicyFailed: the policy changed its state, which would be lost here.
+        """
+        handoff = calls.send(sequence, target)
+        if not sequence.policy.rebuilds_state and handoff.state != self._task.state:
+            raise PolicyFailed(
+                f"policy {sequence.policy.name!r} changes a request's state in route or send, which cannot leave the "
+                "engine's worker. Set `rebuilds_state` if `receive` can rebuild it from the tokens"
+            )
+        return handoff.keep_token
+
+    def _caught_up(self, history: Sequence[int], device: str) -> ModelSequence:
+        """The sequence as of `history`, with the state from which it was left."""
+        task, sequence = self._task, self._sequence
+        if sequence is None:
+            sequence = self._sequence = _sequence(task, history, device)
+            self._state = Codec.copy_state(task.state)
+        elif len(history) > len(sequence.tokens):
+            self._state = Codec.copy_state(sequence.state)
+            sequence.tokens.extend(history[len(sequence.tokens) :])
+            sequence.visit_tokens = len(history) - self._start
+        sequence.state = Codec.copy_state(self._state)
+        return sequence
+
+
+def _only(token: int, row: Tensor) -> Tensor:
+    return torch.tensor([token], device=row.device)
+
+
+def _sequence(task: Task, history: Sequence[int], device: str) -> ModelSequence:
+    policy = _policy(task, device) if task.decides else Policy(PolicyParams(), PolicyContext(task.models))
+    sequence = ModelSequence(
+        model=task.model,
+        tokens=history,
+        prompt_tokens=task.prompt_tokens,
+        sampling=task.sampling,
+        policy=policy,
+        handle=None,
+    )
+    sequence.banned = task.banned
+    sequence.arrive(visit=0, source=task.source, state=task.state)
+    sequence.plan = Visit(task.limit, task.then)
+    return sequence
+
+
+def _policy(task: Task, device: str) -> Policy:
+    """The policy, shared by all visits of this worker."""
+    key = (task.models, task.directory, task.checkpoint, device)
+    if key not in _policies:
+        extras = {"tokenizer": load_tokenizer(Path(task.checkpoint)), "device": device}
+        _policies[key] = PolicyCache(PolicyContext(task.models, task.directory, extras))
+    return _policies[key].get(task.policy)
+
+
+def reserved_ids(policy: Policy, model: str, unused: Sequence[int]) -> tuple[int, ...]:
+    """The ids that mean a policy's models, by index; none if nobody leaves this model by decision.
+
+    Args:
+        policy: of the request.
+        model: where it is.
+        unused: ids that the model never means.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    needed = len(policy.models) if policy.decides(model) else 0
+    if len(unused) < needed:
+        raise ConfigError(
+            f"model {model!r}: policy {policy.name!r} ends visits by {needed} token ids that mean nothing else, and "
+            f"{len(unused)} are known to be unused; name some as handoff_ids in model.yaml, such as reserved tokens"
+        )
+    return tuple(unused[:needed])

@@ -1,0 +1,1 @@
+"""The entry model: admits requests, owns their token history, relays hand-offs, turns tokens into text."""

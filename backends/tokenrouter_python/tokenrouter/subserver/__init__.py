@@ -1,0 +1,1 @@
+"""One model: its visits, and what runs them."""

@@ -1,0 +1,1 @@
+"""What each design decision brings; see `perf.ablation.__main__`."""

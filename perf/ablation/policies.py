@@ -1,0 +1,144 @@
+"""Policies that take one design decision back: for ablations only, wrapped around any policy.
+
+A subserver loads them by name, `perf.ablation.policies:Reprefill`, so nothing of this is in the production code.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from multiprocessing.connection import Client, Connection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from tokenrouter.messages import PolicySpec
+from tokenrouter.policies import load_policy
+from tokenrouter.policies.base import (
+    Destinations,
+    EntryRequest,
+    Handoff,
+    Policy,
+    PolicyParams,
+    RouteBatch,
+    Row,
+    Visit,
+    destination_names,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REPREFILL = "perf.ablation.policies:Reprefill"
+OUTSIDE = "perf.ablation.policies:OutsideRouter"
+
+
+class Wrapped(Policy):
+    """Does what another policy does."""
+
+    class Params(PolicyParams):
+        """Name and parameters of that policy; `address` and `width` are for `OutsideRouter`."""
+
+        policy: str
+        params: dict[str, Any] = msgspec.field(default_factory=dict)
+        address: str = ""
+        width: int = 0
+
+    def check(self) -> None:
+        """Builds the other policy."""
+        self.inner = load_policy(PolicySpec(self.params.policy, json.dumps(self.params.params)), self.context)
+
+    def prepare(self, model: str) -> None:
+        """The other policy's."""
+        self.inner.prepare(model)
+
+    def mask(self, model: str, vocab_size: int) -> Sequence[int]:
+        """The other policy's."""
+        return self.inner.mask(model, vocab_size)
+
+    def visited(self) -> tuple[str, ...]:
+        """The other policy's."""
+        return self.inner.visited()
+
+    def entry(self, request: EntryRequest) -> str:
+        """The other policy's."""
+        return self.inner.entry(request)
+
+    def receive(self, row: Row) -> Visit:
+        """The other policy's."""
+        return self.inner.receive(row)
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        """The other policy's."""
+        return self.inner.route(batch)
+
+    def send(self, row: Row, target: str) -> Handoff:
+        """The other policy's."""
+        return self.inner.send(row, target)
+
+
+class Reprefill(Wrapped):
+    """No KV survives a hand-off: every visit begins with a prefill of the whole history."""
+
+    name = "reprefill"
+
+    def receive(self, row: Row) -> Visit:
+        """Takes the KV away before the visit begins; the subserver truncates the engine's to what is left."""
+        row.kv_length = 0  # type: ignore[attr-defined]
+        return self.inner.receive(row)
+
+
+class OutsideRouter(Wrapped):
+    """The router runs in another process, as it would in the orchestrator: logits and hidden states travel there.
+
+    Parameter `address`: socket of `router_process`. `width`: logits per row that travel, at least the model's own
+    number; the rest is padding, to see what a larger vocabulary costs. One exchange per step, for the whole batch.
+    """
+
+    name = "outside_router"
+
+    def check(self) -> None:
+        """Nothing is connected before the first decision."""
+        super().check()
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        """Asks the other process."""
+        logits = batch.logits
+        if self.params.width > logits.shape[-1]:
+            logits = torch.nn.functional.pad(logits, (0, self.params.width - logits.shape[-1]))
+        hidden = None if batch.hidden is None else batch.hidden.numpy()
+        head = (batch.model, batch.seeds, batch.positions, batch.tokens.numpy(), batch.logits.shape[-1])
+        with self._lock:
+            if self._connection is None:
+                self._connection = Client(self.params.address, "AF_UNIX")
+            self._connection.send((head, hidden))
+            self._connection.send_bytes(logits.contiguous().numpy().tobytes())
+            answer: list[str] = self._connection.recv()
+        return answer
+
+
+def decide(policy: Policy, head: Any, hidden: Any, logits: torch.Tensor) -> list[str]:
+    """What the other process does with a batch: the policy's own `route`, on copies."""
+    model, seeds, positions, tokens, width = head
+    rows: list[Any] = [_RemoteRow(model, seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    batch = RouteBatch(
+        model=model,
+        rows=rows,
+        tokens=torch.from_numpy(tokens),
+        logits=logits.view(len(rows), -1)[:, :width],
+        hidden=None if hidden is None else torch.from_numpy(hidden),
+    )
+    return destination_names(policy.route(batch), batch, policy.models)
+
+
+class _RemoteRow:
+    """What a policy may ask of a row there; histories stay where they are."""
+
+    def __init__(self, model: str, seed: int, position: int) -> None:
+        self.model = model
+        self.seed = seed
+        self.position = position
+        self.state: dict[str, Any] = {}

@@ -1,0 +1,136 @@
+"""The demo pair on the torch engine: real tokens, prompts of the demo task."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perf.compare.cells import Cell
+from perf.compare.measure import ByInFlight
+from perf.load.requests import Load
+from tokenrouter.checkpoint import load_tokenizer
+from tokenrouter.errors import ConfigError
+from tools.build_repository.build import write_repository
+from tools.build_repository.spec import BatchingSpec, DeploymentSpec, load_spec
+from tools.dtmc.apply import max_queue_delay_microseconds
+from tools.dtmc.profile import Profile, load_profile
+from tools.profile.__main__ import PROMPTS, look, profile_text
+from tools.profiling.load import read_prompts, run_stages, stages
+from tools.tritonserver.server import TritonServer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROFILES = ROOT / "perf" / "results" / "comparison_profiles"
+WORKLOAD = "demo"
+POLICIES: Mapping[str, dict[str, Any]] = {
+    # Thresholds with a good part of the tokens from the large model: where routing costs most.
+    "citer": {"threshold": 0.9999},
+    "r2r": {"threshold": 0.0003},
+    "rstitch": {"threshold": 0.001},
+    "collm": {"threshold": 0.015},
+    "me": {"weights": {"small": 0.7, "large": 0.3}},
+}
+_MAX_TOKENS = 96
+_PROFILE_S = 16.0
+
+
+class DemoSetting:
+    """See `measure.Setting`. Thresholds follow from profiles that are measured once and kept in `PROFILES`.
+
+    Args:
+        most: largest number in flight that will be measured.
+        warm_up_s, seconds: see `Load`.
+        models: model repository with the checkpoints.
+    """
+
+    def __init__(
+        self, *, most: int, warm_up_s: float, seconds: float, models: Path = ROOT / "model_repository"
+    ) -> None:
+        self._most = most
+        self._warm_up_s = warm_up_s
+        self._seconds = seconds
+        self._models = models
+        self._profiles: dict[str, Profile] = {}
+        tokenizer = load_tokenizer(models / "small" / "1")
+        self._prompts = [list(tokenizer.encode(text).ids) for text in read_prompts(PROMPTS)]
+
+    def kind(self, cell: Cell) -> str:
+        """The policy."""
+        return f"{cell.policy} on the demo pair"
+
+    def profile(self, cell: Cell) -> Profile:
+        """Measured on this machine, with eager thresholds."""
+        if cell.policy not in self._profiles:
+            path = PROFILES / f"{cell.policy}.yaml"
+            if not path.is_file():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(self._measured(cell), "utf-8")
+            self._profiles[cell.policy] = load_profile(path)
+        return self._profiles[cell.policy]
+
+    def _measured(self, cell: Cell) -> str:
+        with (
+            tempfile.TemporaryDirectory(prefix="tokenrouter-compare-") as folder,
+            TritonServer(self.repository(Path(folder), cell, {}, self._most)) as server,
+        ):
+            before = look(server.metrics_url)
+            run_stages(
+                server.grpc_url,
+                "tokenrouter",
+                read_prompts(PROMPTS),
+                max_tokens=_MAX_TOKENS,
+                in_flight=stages(self._most),
+                seconds=_PROFILE_S,
+                report=lambda stage, share: None,
+            )
+            return profile_text(before, look(server.metrics_url), f"perf.compare, {_PROFILE_S:g} s of load")[0]
+
+    def repository(self, folder: Path, cell: Cell, thresholds: ByInFlight, most: int) -> Path:
+        """The demo repository with this policy and these thresholds."""
+        shutil.copytree(self._models, folder, dirs_exist_ok=True)
+        spec = load_spec(ROOT / "configs" / "demo.yaml")
+        profile = self.profile(cell) if thresholds else None
+        write_repository(demo_spec(spec, cell.policy, thresholds, profile, most), folder)
+        return folder
+
+    def load(self, cell: Cell) -> Load:
+        """Problems of the demo set in turn; responses end by themselves."""
+        prompts = self._prompts
+        return Load(
+            cell.in_flight, lambda index: prompts[index % len(prompts)], _MAX_TOKENS, self._warm_up_s, self._seconds
+        )
+
+    def comparable(self, cell: Cell) -> bool:
+        """Prompts and the rest of the machine are not in the profile."""
+        return False
+
+
+def demo_spec(
+    spec: DeploymentSpec, policy: str, thresholds: ByInFlight, profile: Profile | None, most: int
+) -> DeploymentSpec:
+    """The demo deployment with another policy, other thresholds, and room for `most` requests.
+
+    Raises:
+        ConfigError: the policy has no parameters here.
+    """
+    if policy not in POLICIES:
+        raise ConfigError(f"no policy {policy!r} for the demo pair; there are {', '.join(POLICIES)}")
+    entry = msgspec.structs.replace(
+        spec.entry, policy=policy, policy_params=POLICIES[policy], max_inflight=most, ensemble=None
+    )
+    models = {
+        name: msgspec.structs.replace(model, batching=_batching(name, thresholds, profile, most))
+        for name, model in spec.models.items()
+    }
+    return msgspec.structs.replace(spec, entry=entry, models=models)
+
+
+def _batching(name: str, thresholds: ByInFlight, profile: Profile | None, most: int) -> BatchingSpec:
+    if not thresholds or profile is None:
+        return BatchingSpec()
+    table = {n: row[name] for n, row in thresholds.items()}
+    return BatchingSpec(table[max(table)], max_queue_delay_microseconds(profile, most), table)

@@ -1,0 +1,58 @@
+"""`python -m perf.load.perf_analyzer.inputs`: prompts as an input file of perf_analyzer or genai-perf."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perf.load.prompts import DEMO, load_prompts
+from tokenrouter.triton.tensors import ENTRY_INPUTS
+
+
+class Format(str, Enum):
+    """Who reads the file: perf_analyzer takes tensors, genai-perf texts and adds the tensors itself."""
+
+    PERF_ANALYZER = "perf_analyzer"
+    GENAI_PERF = "genai-perf"
+
+
+def tensors(prompts: list[str], fields: dict[str, Any]) -> dict[str, Any]:
+    """perf_analyzer's JSON: one entry per request, every tensor of the entry model as a list.
+
+    Raises:
+        ValueError: a field is no input tensor of the entry model.
+    """
+    if unknown := sorted(fields.keys() - ENTRY_INPUTS.keys()):
+        raise ValueError(f"no input tensors of the entry model: {', '.join(unknown)}")
+    fixed = {name: value if isinstance(value, list) else [value] for name, value in fields.items()}
+    return {"data": [{"text_input": [prompt], **fixed} for prompt in prompts]}
+
+
+def main(
+    output: Annotated[Path, typer.Option(help="File to write.")],
+    prompts: Annotated[Path, typer.Option(help='JSON lines, each {"prompt": "..."}.')] = DEMO,
+    max_tokens: Annotated[int, typer.Option(help="Of a response.")] = 160,
+    count: Annotated[int, typer.Option(help="Prompts to take; 0 for all.")] = 0,
+    fields: Annotated[str, typer.Option(help='Further input tensors, like {"policy": "r2r"}.')] = "{}",
+    format_: Annotated[Format, typer.Option("--format")] = Format.PERF_ANALYZER,
+) -> None:
+    """Writes the file."""
+    try:
+        chosen = load_prompts(prompts)[: count or None]
+        own = {"max_tokens": max_tokens, "stream": True, "exclude_input_in_output": True, **json.loads(fields)}
+        document = tensors(chosen, own)
+    except (OSError, ValueError) as exc:
+        raise typer.BadParameter(str(exc)) from exc
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if format_ is Format.PERF_ANALYZER:
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    else:
+        output.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in chosen))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,116 @@
+"""A closed loop of finite streamed requests, every one with a time limit of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import grpc
+
+from perf.load import grpc_stream
+from perf.load.timing import Timing
+from tools.load import request_bytes
+
+_OUTPUTS = ("text_output", "output_ids", "finish_reason")
+_MOST_ERRORS = 20
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is sent.
+
+    Attributes:
+        prompts: sent in turn.
+        max_tokens: of a response.
+        policies: used in turn; "" is the entry model's own.
+        cancel_every: every so many-th request is cancelled by the client after a few tokens; 0 for none.
+        watchdog_s: a response that takes longer has hung.
+    """
+
+    prompts: Sequence[str]
+    max_tokens: int = 160
+    policies: Sequence[str] = ("",)
+    cancel_every: int = 0
+    watchdog_s: float = 60.0
+
+    def request(self, number: int) -> bytes:
+        """The request of this number, serialised."""
+        policy = self.policies[number % len(self.policies)]
+        fields = {"policy": policy} if policy else {}
+        prompt = self.prompts[number % len(self.prompts)]
+        return request_bytes("tokenrouter", prompt, max_tokens=self.max_tokens, outputs=_OUTPUTS, **fields)
+
+    def cancels_after(self, number: int) -> int:
+        """Tokens after which the client cancels this request, from 1 to 8; 0 for never."""
+        if not self.cancel_every or number % self.cancel_every:
+            return 0
+        return 1 + number // self.cancel_every % 8
+
+
+class ClosedLoop:
+    """Keeps `in_flight` requests running from `start` to `stop`, each on a connection of its own.
+
+    Args:
+        url: host:port of Triton's gRPC endpoint.
+        workload: what is sent.
+        in_flight: how many run at once.
+    """
+
+    def __init__(self, url: str, workload: Workload, in_flight: int) -> None:
+        self._url, self._workload = url, workload
+        self._numbers = count()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(in_flight)]
+        self.finished: Counter[str] = Counter()
+        self.tokens = 0
+        self.longest_s = 0.0
+        self.errors: list[str] = []
+
+    @property
+    def requests(self) -> int:
+        """Requests that have ended, in whatever way."""
+        return self.finished.total()
+
+    def start(self) -> None:
+        """Starts the clients."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> int:
+        """Sends nothing more and waits for what runs. Returns how many clients hang all the same."""
+        self._stopping.set()
+        until = time.monotonic() + self._workload.watchdog_s + 10.0
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def _client(self) -> None:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self._url, options=own) as channel:
+            while not self._stopping.is_set() and len(self.errors) < _MOST_ERRORS:
+                number = next(self._numbers)
+                self._note(number, self._one(channel, number))
+
+    def _one(self, channel: grpc.Channel, number: int) -> Timing:
+        load, timing = self._workload, Timing()
+        try:
+            return grpc_stream.run(
+                channel, load.request(number), timing,
+                timeout_s=load.watchdog_s, cancel_after=load.cancels_after(number),
+            )  # fmt: skip
+        except Exception as exc:
+            timing.error = f"{type(exc).__name__}: {exc}"
+            return timing
+
+    def _note(self, number: int, timing: Timing) -> None:
+        with self._lock:
+            self.finished[timing.finish_reason or "error"] += 1
+            self.tokens += timing.tokens
+            self.longest_s = max(self.longest_s, time.perf_counter() - timing.started)
+            if timing.error:
+                self.errors.append(f"request {number}: {timing.error}")

@@ -1,0 +1,128 @@
+"""One soak: load, samples, and what is left behind."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perf.load.soak.load import ClosedLoop, Workload
+from perf.load.soak.memory import Growth, Sample, Sampler, growth
+from tools.metrics import busy, scrape
+from tools.tritonserver.server import TritonServer
+
+_IDLE_S = 20.0
+_SETTLED_S = 1.0
+_ERROR_LINE = re.compile(r"^E\d{4} .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, and what counts as flat.
+
+    Attributes:
+        seconds: of load.
+        in_flight: requests that run at once.
+        warm_up_s: not judged.
+        interval_s: between looks at the processes.
+        limit: relative growth that counts as flat.
+    """
+
+    seconds: float
+    in_flight: int
+    warm_up_s: float
+    interval_s: float = 2.0
+    limit: float = 0.02
+
+
+@dataclass
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        seconds: of load.
+        requests: that ended, by finish reason; "cancelled" by the client.
+        tokens: that clients got.
+        longest_s: the longest response.
+        errors: of requests and of processes that ended.
+        hung: clients that never came back.
+        held: gauges that did not return to 0.
+        log_errors: error lines that the server's log got.
+        samples: of the processes.
+        growth: of the processes.
+    """
+
+    seconds: float = 0.0
+    requests: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    longest_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+    hung: int = 0
+    held: dict[str, float] = field(default_factory=dict)
+    log_errors: list[str] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[str]:
+        """Everything that must not be; empty for a good soak."""
+        found = list(self.errors)
+        if self.hung:
+            found.append(f"{self.hung} clients hang")
+        found += [f"{name} is {value:g} after all requests have ended" for name, value in self.held.items()]
+        found += [f"server's log: {line}" for line in self.log_errors]
+        found += [
+            f"{g.process}: {g.measure} grew from {g.first:.1f} to {g.last:.1f} ({g.relative:+.1%})"
+            for g in self.growth
+            if not g.flat
+        ]
+        return found
+
+
+def soak(
+    server: TritonServer, workload: Workload, plan: Plan, report: Callable[[float, ClosedLoop, Sampler], None]
+) -> Outcome:
+    """Loads a running server and watches it; afterwards the server is idle again.
+
+    Args:
+        server: the server.
+        workload: what is sent.
+        plan: how long.
+        report: called once a second with the seconds so far.
+    """
+    outcome, logged = Outcome(), len(server.log_text())
+    loop = ClosedLoop(server.grpc_url, workload, plan.in_flight)
+    pids = {"tritonserver": server.pid, **dict(sorted(server.stub_pids().items()))}
+    sampler = Sampler(pids, plan.interval_s, lambda name: outcome.errors.append(f"process {name} ended"))
+    started = time.monotonic()
+    sampler.start()
+    loop.start()
+    while (elapsed := time.monotonic() - started) < plan.seconds and not (loop.errors or outcome.errors):
+        report(elapsed, loop, sampler)
+        time.sleep(min(1.0, plan.seconds - elapsed))
+    sampler.stop()
+    outcome.seconds = time.monotonic() - started
+    outcome.hung = loop.stop()
+    outcome.requests, outcome.tokens, outcome.longest_s = dict(loop.finished), loop.tokens, loop.longest_s
+    outcome.errors += loop.errors
+    outcome.samples = sampler.samples
+    if not outcome.errors:
+        outcome.held = _held(server)
+        outcome.growth = growth(sampler.samples, warm_up_s=plan.warm_up_s, limit=plan.limit)
+    outcome.log_errors = _ERROR_LINE.findall(server.log_text()[logged:])
+    return outcome
+
+
+def _held(server: TritonServer) -> dict[str, float]:
+    """Gauges that are not 0 although nothing runs. They come a little later than things happen, so 0 has to stay."""
+    until = time.monotonic() + _IDLE_S
+    idle_since = time.monotonic()
+    while time.monotonic() < until:
+        held = busy(scrape(server.metrics_url))
+        if held:
+            idle_since = time.monotonic()
+        elif time.monotonic() - idle_since > _SETTLED_S:
+            return {}
+        time.sleep(0.1)
+    return held

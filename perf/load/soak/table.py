@@ -1,0 +1,39 @@
+"""`python -m perf.load.soak.table FILE.json`: the outcome of a soak as Markdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+_UNITS = {"rss_mib": "MiB", "anonymous_mib": "MiB", "fds": "", "threads": ""}
+_NAMES = {"rss_mib": "resident", "anonymous_mib": "private", "fds": "descriptors", "threads": "threads"}
+
+
+def markdown(outcome: dict[str, Any]) -> str:
+    """What was sent, and every process's measures in the first and the last third."""
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(outcome["requests"].items()))
+    found = "; ".join(outcome["failures"]) or "nothing to report"
+    lines = [
+        f"{outcome['seconds']:.0f} s with {outcome['in_flight']} requests in flight: {reasons}; "
+        f"{outcome['tokens']:,} tokens ({outcome['tokens_per_second']:,} per second); the longest response took "
+        f"{outcome['longest_response_s']:.2f} s. Found: {found}.",
+        "",
+        "| process | measure | first third | last third | growth |",
+        "|---|---|---|---|---|",
+    ]
+    for row in outcome["growth"]:
+        first, last = (f"{row[key]:.1f} {_UNITS[row['measure']]}".strip() for key in ("first", "last"))
+        lines.append(f"| {row['process']} | {_NAMES[row['measure']]} | {first} | {last} | {row['relative']:+.2%} |")
+    return "\n".join(lines)
+
+
+def main(path: Annotated[Path, typer.Argument(help="What perf.load.soak --json wrote.")]) -> None:
+    """Prints Markdown."""
+    print(markdown(json.loads(path.read_text())))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""What single parts cost: hand-offs, routers, emulated steps, the torch engine, the threshold search."""

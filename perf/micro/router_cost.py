@@ -1,0 +1,144 @@
+"""`python -m perf.micro.router_cost`: what `route` of each policy takes, beside the torch engine's step before it.
+
+Both models of the demo pair decode a static batch; after each step of the model that the policy asks, `route` runs on
+the step's own logits and hidden states, with the rows of live sequences. Medians; the share is that of `route` in the
+sum. Rows never move, so a policy that decides on the text (glimprouter) sees growing texts as in a server.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tokenrouter.checkpoint import load_tokenizer
+from tokenrouter.deployment import checkpoint_folder
+from tokenrouter.engines.base import EngineRow
+from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
+from tokenrouter.messages import PolicySpec, Sampling
+from tokenrouter.policies import load_policy
+from tokenrouter.policies.base import Policy, PolicyContext, RouteBatch, destination_names
+from tokenrouter.subserver.sequence import ModelSequence
+from tools.demo_models.task import held_out_problems
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "r2r": {},
+    "citer": {},
+    "collm": {},
+    "rstitch": {},
+    "me": {},
+    "glimprouter": {"separator": "=", "think_end": "####"},
+    "query_level": {"router": "classifier"},
+    "random": {},
+}
+MODELS = ("small", "large")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Medians in microseconds for one policy and batch size; `share` = route / (route + step)."""
+
+    policy: str
+    batch: int
+    step_us: float
+    route_us: float
+    share: float
+
+
+class Decoding:
+    """A static batch of demo problems at one model, decoded greedily, with rows as a subserver keeps them."""
+
+    def __init__(self, engine: TorchEngine, tokenizer: Any, policy: Policy, batch: int, steps: int) -> None:
+        self.engine, self.policy = engine, policy
+        self.rows = []
+        for number, problem in enumerate(held_out_problems(batch)):
+            prompt = tokenizer.encode(problem.prompt).ids
+            handle = engine.open(kv_tokens=len(prompt) + steps, prompt_tokens=len(prompt))
+            row = ModelSequence(
+                model=MODELS[0],
+                tokens=prompt,
+                prompt_tokens=len(prompt),
+                sampling=Sampling(max_tokens=steps, end_ids=(), seed=number, temperature=0.0),
+                policy=policy,
+                handle=handle,
+            )
+            row.arrive(visit=0, source="", state=None)
+            policy.receive(row)
+            self.rows.append(row)
+        self.pending: list[list[int]] = [list(row.tokens) for row in self.rows]
+
+    def step(self) -> tuple[float, float]:
+        """Seconds of one engine step and of `route` after it."""
+        rows = [EngineRow(row.handle, pending) for row, pending in zip(self.rows, self.pending, strict=True)]
+        began = time.perf_counter()
+        result = self.engine.step(rows)
+        stepped = time.perf_counter()
+        tokens = result.logits.argmax(-1)
+        batch = RouteBatch(MODELS[0], self.rows, tokens, result.logits, result.hidden)
+        asked = time.perf_counter()
+        with torch.inference_mode():
+            destination_names(self.policy.route(batch), batch, MODELS)
+        routed = time.perf_counter()
+        self.pending = [[token] for token in tokens.tolist()]
+        for row, pending in zip(self.rows, self.pending, strict=True):
+            row.commit(pending[0])
+        return stepped - began, routed - asked
+
+    def close(self) -> None:
+        """Gives the KV back."""
+        for row in self.rows:
+            self.engine.close(row.handle)
+
+
+def measure(repository: Path, batches: Sequence[int], steps: int) -> list[Cost]:
+    """Costs at the small model, where all rules but R-Stitch's and ME's run alone."""
+    folder = checkpoint_folder(repository / MODELS[0])
+    tokenizer = load_tokenizer(folder)
+    engine = TorchEngine.from_folder(folder, TorchEngineConfig(max_batch_size=max(batches), max_num_tokens=8192))
+    extras = {"tokenizer": tokenizer, "hidden_size": engine.info.hidden_size, **engine.extras(MODELS[0])}
+    context = PolicyContext(MODELS, str(repository.resolve()), extras)
+    costs = []
+    for name, params in SETTINGS.items():
+        policy = load_policy(PolicySpec(name, json.dumps(params)), context)
+        policy.prepare(MODELS[0])
+        for batch in batches:
+            costs.append(_cost(Decoding(engine, tokenizer, policy, batch, steps), name, batch, steps))
+    return costs
+
+
+def _cost(decoding: Decoding, name: str, batch: int, steps: int) -> Cost:
+    # The first step is a prefill, and a few more warm up.
+    times = [decoding.step() for _ in range(steps)][4:]
+    decoding.close()
+    step, route = (statistics.median(column) * 1e6 for column in zip(*times, strict=True))
+    return Cost(name, batch, step, route, route / (route + step))
+
+
+def main(
+    repository: Annotated[Path, typer.Option(help="Model repository of the demo pair.")] = Path("model_repository"),
+    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes; default: 1, 16, 64.")] = None,
+    steps: Annotated[int, typer.Option(min=8, help="Tokens decoded by each sequence.")] = 60,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measures the time of `route` per step of the small model."""
+    costs = measure(repository, batch or [1, 16, 64], steps)
+    if as_json:
+        print(json.dumps([asdict(cost) for cost in costs], indent=2))
+        return
+    table = Table("policy", "batch", "step us", "route us", "share")
+    for cost in costs:
+        table.add_row(cost.policy, str(cost.batch), f"{cost.step_us:.0f}", f"{cost.route_us:.0f}", f"{cost.share:.1%}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,141 @@
+"""A closed loop of endless responses against a server that emulates a profile."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from perf.serving.deployment import Thresholds, write_profile_repository
+from perf.serving.window import ENTRY, Window, between, mark
+from tools.dtmc.profile import Profile
+from tools.load import Stream, request_bytes
+from tools.metrics import scrape
+from tools.tritonserver.server import TritonServer
+
+PROMPT = "abcdefgh"
+ENDLESS = 1 << 19
+"""Tokens of a response: hours."""
+
+_POLL_S = 0.05
+_PATIENCE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to measure.
+
+    Attributes:
+        warm_up_s: before the first window of every number in flight.
+        seconds: length of a window.
+        repeats: windows, one after the other.
+        stream: whether clients get every token, or the whole response at its end.
+        seed: of the responses and their prompts; the routing follows from one or the other.
+        scripts: `policy_params` of the responses, in turn; empty for those of the deployment.
+    """
+
+    warm_up_s: float = 2.0
+    seconds: float = 10.0
+    repeats: int = 3
+    stream: bool = True
+    seed: int = 1
+    scripts: tuple[str, ...] = ()
+
+    def prompt(self, index: int) -> str:
+        """The prompt of the request number `index`, different for each."""
+        return f"{PROMPT}{self._number(index):08x}"
+
+    def request(self, index: int) -> bytes:
+        """The request number `index`: endless, with a prompt and a seed of its own."""
+        fields = {"policy_params": self.scripts[index % len(self.scripts)]} if self.scripts else {}
+        seed = self._number(index)
+        return request_bytes(ENTRY, self.prompt(index), max_tokens=ENDLESS, seed=seed, stream=self.stream, **fields)
+
+    def _number(self, index: int) -> int:
+        return (self.seed << 16) + index
+
+
+@contextmanager
+def serving(
+    profile: Profile,
+    thresholds: Thresholds,
+    *,
+    policy: str,
+    most_in_flight: int,
+    around_ms: Mapping[str, float] | None = None,
+) -> Iterator[TritonServer]:
+    """A running server that emulates the profile; see `write_profile_repository`."""
+    with tempfile.TemporaryDirectory(prefix="tokenrouter-perf-") as folder:
+        repository = write_profile_repository(
+            Path(folder),
+            profile,
+            thresholds=thresholds,
+            policy=policy,
+            most_in_flight=most_in_flight,
+            around_ms=around_ms,
+        )
+        with TritonServer(repository) as server:
+            yield server
+
+
+def measure(
+    server: TritonServer,
+    models: Sequence[str],
+    in_flight: int,
+    plan: Plan,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[Window]:
+    """Keeps `in_flight` responses running and measures windows; afterwards the server is idle again.
+
+    Raises:
+        RuntimeError: a response ended or failed.
+        TimeoutError: the server does not answer, or does not become idle.
+    """
+    stream = Stream(server.grpc_url)
+    try:
+        for index in range(in_flight):
+            stream.send(plan.request(index))
+        _wait_for(server, in_flight)
+        time.sleep(plan.warm_up_s)
+        marks = [mark(server)]
+        for repeat in range(plan.repeats):
+            report(f"window {repeat + 1} of {plan.repeats}")
+            time.sleep(plan.seconds)
+            marks.append(mark(server))
+    finally:
+        stream.close()
+    if stream.arrivals.errors or stream.arrivals.finished:
+        raise RuntimeError(f"{stream.arrivals.finished} responses ended early; {stream.arrivals.errors[:1]}")
+    _wait_for(server, 0)
+    return [between(start, end, models) for start, end in pairwise(marks)]
+
+
+def work_around_engines(
+    profile: Profile, in_flight: Sequence[int], plan: Plan, *, policy: str, report: Callable[[str], None]
+) -> dict[str, float]:
+    """By model, ms that sampling, routing and waking up add to the engine's part of a step; mean over windows.
+
+    Measured with eager thresholds at every number in flight, a quarter of the plan's window each.
+    """
+    short = replace(plan, seconds=max(1.0, plan.seconds / 4), repeats=1)
+    added: dict[str, list[float]] = {name: [] for name in profile.names}
+    with serving(profile, Thresholds("eager"), policy=policy, most_in_flight=max(in_flight)) as server:
+        for n in in_flight:
+            (window,) = measure(server, profile.names, n, short, report)
+            for name, model in profile.models.items():
+                batch = max(1, round(window.mean_batch[name]))
+                added[name].append(window.mean_step_ms[name] - model.step_time_ms(batch))
+    return {name: max(0.0, fmean(values)) for name, values in added.items()}
+
+
+def _wait_for(server: TritonServer, in_flight: int) -> None:
+    until = time.monotonic() + _PATIENCE_S
+    while (found := scrape(server.metrics_url).value("tokenrouter_in_flight", model=ENTRY)) != in_flight:
+        if time.monotonic() > until:
+            raise TimeoutError(f"{found:g} requests in flight after {_PATIENCE_S:g} s, not {in_flight}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,1 @@
+"""Who wrote each token: recorded from a running server, replayed by emulated engines."""

@@ -1,0 +1,81 @@
+"""`python -m perf.traces`: records who wrote each token, for replays with `python -m perf.serving --trace`.
+
+Runs problems of the demo set through the offline engine with a policy and writes one trace per response, see
+`perf.traces.trace`. Example:
+
+    python -m perf.traces --policy r2r --out r2r.jsonl
+    python -m perf.serving --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --trace r2r.jsonl --inflight 4
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from perf.traces.trace import Trace, from_routing, moves, write_traces
+from tokenrouter.errors import RouterError
+from tokenrouter.offline import TokenRouter
+from tokenrouter.request import RequestFields
+from tools.demo_models.task import load_problems
+from tools.evaluate import parse_setting
+
+
+def record(
+    router: TokenRouter, prompts: list[str], policy: str, params: dict[str, Any], max_tokens: int
+) -> list[Trace]:
+    """One trace per prompt."""
+    text = json.dumps(params) if params else None
+    requests = [
+        RequestFields(text_input=prompt, max_tokens=max_tokens, seed=seed, policy=policy, policy_params=text)
+        for seed, prompt in enumerate(prompts)
+    ]
+    traces = []
+    for prompt, result in zip(prompts, router.generate(requests), strict=True):
+        runs = [{"model": run.model, "start": run.start, "end": run.end} for run in result.runs]
+        traces.append(from_routing({"runs": runs, **result.totals()}, prompt))
+    return traces
+
+
+def summary(traces: list[Trace], first: str) -> str:
+    """Who wrote how much, and how many of the recorded hand-offs a replay makes."""
+    writers = [writer for trace in traces for writer in trace.writers]
+    shares = ", ".join(f"{name} {writers.count(name) / len(writers):.1%}" for name in dict.fromkeys(writers))
+    recorded = sum(trace.handoffs for trace in traces)
+    replayed = sum(
+        count for trace in traces for (source, target, _), count in moves(trace, first).items() if source != target
+    )
+    kind = "emulated, " if any(trace.emulated for trace in traces) else ""
+    return f"{kind}{len(writers)} tokens: {shares}; {recorded} hand-offs, a replay over and over makes {replayed}"
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where to (JSON lines).")],
+    policy: Annotated[str, typer.Option(help="policy or policy:key=value,...")] = "r2r",
+    problems: Annotated[Path, typer.Option(help="JSON lines with prompt and answer.")] = Path(
+        "configs/demo/problems.jsonl"
+    ),
+    count: Annotated[int, typer.Option(help="Only the first so many problems.")] = 32,
+    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of a response.")] = 160,
+) -> None:
+    """Records traces."""
+    try:
+        setting = parse_setting(policy)
+        prompts = [problem.prompt for problem in load_problems(problems)[:count]]
+        with TokenRouter.from_repository(repository, entry=entry) as router:
+            traces = record(router, prompts, setting.policy, setting.params, max_tokens)
+            first = router.models[0]
+    except (RouterError, OSError, ValueError) as exc:
+        sys.exit(f"error: {exc}")
+    write_traces(traces, out)
+    Console().print(f"{out}: {len(traces)} responses, {summary(traces, first)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,58 @@
+"""`python -m tools.build_repository`: one YAML file -> a complete Triton model repository."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tokenrouter.errors import ConfigError
+from tools.build_repository.build import repository_files, tree, write_repository
+from tools.build_repository.check import checked
+from tools.build_repository.complete import deployment_budget
+from tools.build_repository.spec import VERSION_FOLDER, DeploymentSpec, load_spec
+from tools.kv_budget import tables
+
+
+def build(
+    config: Annotated[Path, typer.Option(help="The deployment's YAML file.")],
+    output: Annotated[Path, typer.Option(help="Folder of the model repository.")],
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder of checkpoints and routers; overrides TOKENROUTER_CHECKPOINTS and the file's own."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files instead of writing them.")] = False,
+) -> None:
+    """Builds a model repository. Nothing is written before everything is checked."""
+    try:
+        spec = load_spec(config, checkpoints)
+        finished = checked(spec, output)
+        budget = deployment_budget(spec)
+    except ConfigError as exc:
+        sys.exit(f"error: {exc}")
+    if dry_run:
+        print(f"{output}/\n{tree(finished)}\n")
+        for relative, text in repository_files(finished).items():
+            if text:
+                print(f"--- {output / relative}\n{text}")
+    else:
+        for path in write_repository(finished, output):
+            print(path)
+        _remind(finished, output)
+    if budget is not None:
+        for table in tables(budget):
+            Console().print(table)
+
+
+def _remind(spec: DeploymentSpec, output: Path) -> None:
+    for name, model in spec.models.items():
+        folder = output / name / "1"
+        if model.checkpoint == VERSION_FOLDER and not (folder / "config.json").is_file():
+            print(f"note: put the checkpoint of {name} into {folder}")
+
+
+if __name__ == "__main__":
+    typer.run(build)

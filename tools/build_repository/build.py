@@ -1,0 +1,70 @@
+"""Writes a model repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenrouter.errors import ConfigError
+from tools.build_repository.pbtxt import ensemble_pbtxt, entry_pbtxt, model_yaml, subserver_pbtxt
+from tools.build_repository.routers import place_routers, router_path
+from tools.build_repository.spec import VERSION_FOLDER, DeploymentSpec
+
+
+def repository_files(spec: DeploymentSpec) -> dict[str, str]:
+    """Every text file of the repository by relative path.
+
+    Args:
+        spec: completed (`check.checked`); models that name no GPUs are complete as they are.
+
+    Raises:
+        ConfigError: no models, or names that collide.
+    """
+    names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"model names must differ: {', '.join(names)}")
+    if not spec.models:
+        raise ConfigError("models is empty; name at least one")
+    files = {
+        f"{spec.entry.name}/config.pbtxt": entry_pbtxt(spec.entry, spec.models),
+        f"{spec.entry.name}/1/.gitkeep": "",
+    }
+    if spec.entry.ensemble is not None:
+        files[f"{spec.entry.ensemble}/config.pbtxt"] = ensemble_pbtxt(spec.entry)
+        files[f"{spec.entry.ensemble}/1/.gitkeep"] = ""
+    for name, model in spec.models.items():
+        max_batch = int(model.options.get("max_batch_size", 16))
+        files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model, max(max_batch, model.batching.threshold))
+        files[f"{name}/1/model.yaml"] = model_yaml(model)
+    return files
+
+
+def write_repository(spec: DeploymentSpec, output: Path) -> list[Path]:
+    """Writes every file; checkpoints that lie in the folder stay. Returns the paths."""
+    paths = []
+    for relative, text in repository_files(spec).items():
+        path = output / relative
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+        paths.append(path)
+    return [*paths, *place_routers(spec.entry, output)]
+
+
+def tree(spec: DeploymentSpec) -> str:
+    """All files of the repository, one a line, with what is copied, linked or expected to be there."""
+    lines = dict.fromkeys(repository_files(spec), "")
+    for policy, source in spec.entry.routers.items():
+        how = "link to" if Path(source).is_dir() else "copy of"
+        lines[router_path(policy, source)] = f"  ({how} {source})"
+    for name, model in spec.models.items():
+        if model.checkpoint == VERSION_FOLDER:
+            lines[f"{name}/1/config.json"] = "  (your checkpoint)"
+    shown: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+    for relative in sorted(lines):
+        parts = tuple(relative.split("/"))
+        for depth in range(1, len(parts)):
+            if parts[:depth] not in seen:
+                seen.add(parts[:depth])
+                shown.append("  " * (depth - 1) + parts[depth - 1] + "/")
+        shown.append("  " * (len(parts) - 1) + parts[-1] + lines[relative])
+    return "\n".join(shown)

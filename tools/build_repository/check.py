@@ -1,0 +1,141 @@
+"""Finds what is wrong with a deployment before anything is written. Every problem names its field and the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenrouter.errors import ConfigError, RouterError
+from tokenrouter.messages import PolicySpec
+from tokenrouter.policies import Policy, load_policy
+from tokenrouter.policies.base import PolicyContext
+from tokenrouter.vocabulary import check_same_tokenizer
+from tools.build_repository.complete import completed
+from tools.build_repository.model_checks import caught, model_problems
+from tools.build_repository.routers import policy_params, router_problems
+from tools.build_repository.spec import VERSION_FOLDER, DeploymentSpec
+from tools.build_repository.thresholds import check_profile, threshold_problems
+
+
+def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
+    """The completed deployment.
+
+    Args:
+        spec: as loaded.
+        output: folder of the repository; what lies there already (checkpoints, routers) counts.
+
+    Raises:
+        ConfigError: something is wrong; lists all problems that could be found together.
+    """
+    found = list(_independent_problems(spec, output))
+    finished = None
+    if not found:
+        found += caught(lambda: check_profile(spec)) if spec.tuning else []
+    if not found:
+        try:
+            finished = completed(spec)
+        except ConfigError as exc:
+            found.append(str(exc))
+    if finished is not None:
+        found += [*threshold_problems(finished), *_length_problems(finished), *_engine_problems(finished, output)]
+    if found or finished is None:
+        raise ConfigError(found[0] if len(found) == 1 else "\n".join([f"{len(found)} problems:", *_bullets(found)]))
+    return finished
+
+
+def _bullets(found: list[str]) -> list[str]:
+    return [f"  - {problem}" for problem in found]
+
+
+def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
+    """Problems that can be seen without the completed deployment."""
+    yield from name_problems(spec)
+    folders: dict[str, Path] = {}
+    missing = False
+    for name, model in spec.models.items():
+        yield from (f"models.{name}.{problem}" for problem in model_problems(model))
+        folder = output / name / "1" if model.checkpoint == VERSION_FOLDER else Path(model.checkpoint)
+        if (folder / "config.json").is_file():
+            folders[name] = folder
+        elif model.checkpoint != VERSION_FOLDER:
+            missing = True
+            yield (
+                f"models.{name}.checkpoint: {folder} has no config.json; give a folder in Hugging Face format, or say "
+                "with --checkpoints where it lies"
+            )
+        if model.checkpoint == VERSION_FOLDER and model.gpus:
+            yield f"models.{name}.checkpoint is missing; the KV budget needs a folder in Hugging Face format"
+    if len(folders) > 1 and not missing:
+        entry = spec.entry
+        yield from caught(
+            lambda: check_same_tokenizer(
+                folders,
+                allow_added_tokens=entry.allow_added_tokens,
+                allow_special_tokens=entry.allow_special_tokens,
+            )
+        )
+    yield from router_problems(spec.entry)
+    yield from caught(lambda: _policy(spec, output))
+    if spec.tuning is None:
+        yield from threshold_problems(spec)
+
+
+def name_problems(spec: DeploymentSpec) -> Iterator[str]:
+    """No models, or two of one name."""
+    names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
+    if len(set(names)) != len(names):
+        yield f"model names must differ: {', '.join(names)}"
+    if not spec.models:
+        yield "models is empty; name at least one"
+    for name, model in spec.models.items():
+        if unknown := [other for other in model.load_after if other not in spec.models or other == name]:
+            yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(spec.models)}"
+
+
+def _policy(spec: DeploymentSpec, output: Path) -> Policy:
+    """The policy as the orchestrator will build it; its files are not read.
+
+    Raises:
+        ConfigError: it refuses its parameters.
+    """
+    params = json.dumps(policy_params(spec.entry))
+    context = PolicyContext(tuple(spec.models), str(output.absolute()))
+    try:
+        return load_policy(PolicySpec(spec.entry.policy, params), context)
+    except RouterError as exc:
+        raise ConfigError(f"entry.policy {spec.entry.policy!r}: {exc}") from exc
+
+
+def _engine_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
+    """What the adapter of TensorRT-LLM will refuse at load, minutes later and on another machine."""
+    from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
+
+    policy = _policy(spec, output)
+    for name, model in spec.models.items():
+        if model.engine != "tensorrt_llm":
+            continue
+        try:
+            config = TensorRtLlmConfig.from_mapping(Path(model.checkpoint), model.options)
+        except ConfigError as exc:
+            yield f"models.{name}.options: {exc}"
+            continue
+        unused = len(config.own.handoff_ids or ())
+        if policy.decides(name) and unused < len(spec.models):
+            yield (
+                f"models.{name}.options.handoff_ids: {len(spec.models)} token ids that mean nothing are needed to end "
+                f"visits with, and the checkpoint leaves {unused} unused; name some, such as reserved or padding tokens"
+            )
+
+
+def _length_problems(spec: DeploymentSpec) -> Iterator[str]:
+    """The pool's share of routed requests has to hold at least one sequence of full length."""
+    for name, model in spec.models.items():
+        tokens: int | None = (model.options.get("kv_cache_config") or {}).get("max_tokens")
+        length: int | None = model.options.get("max_seq_len")
+        if model.gpus and length and tokens and tokens - int(tokens * model.direct_kv_share) < length:
+            yield (
+                f"models.{name}.options.max_seq_len is {length}, but only {tokens} KV tokens fit onto its GPUs, and "
+                f"direct_kv_share takes {model.direct_kv_share:g} of them; lower one, raise kv_budget.share, or use "
+                "more GPUs"
+            )

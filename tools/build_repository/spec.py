@@ -1,0 +1,163 @@
+"""What a deployment's YAML file may say. Unknown keys and wrong types are refused with the path of the field."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tokenrouter.config import load_yaml
+from tokenrouter.errors import ConfigError
+
+CHECKPOINTS_VARIABLE = "TOKENROUTER_CHECKPOINTS"
+VERSION_FOLDER = "."
+
+
+class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The queue in front of the entry model.
+
+    Attributes:
+        max_queue_size: most waiting requests; 0 = no limit. The names and meanings are Triton's ModelQueuePolicy's.
+    """
+
+    max_queue_size: int = 0
+    default_timeout_microseconds: int = 0
+    timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+    allow_timeout_override: bool = True
+
+
+class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The entry model and its ensemble; see `tokenrouter.config.EntryConfig` for the parameters.
+
+    Attributes:
+        routers: trained router by policy: a file, which is copied into the repository, or a folder, which is linked
+            there. The one of `policy` becomes its parameter `checkpoint`.
+    """
+
+    policy: str
+    policy_params: dict[str, Any] = {}
+    routers: dict[str, str] = {}
+    name: str = "tokenrouter"
+    ensemble: str | None = "ensemble"
+    max_batch_size: int = 8
+    max_inflight: int = 64
+    connect_timeout_ms: int = 30_000
+    selectable_policies: tuple[str, ...] | None = None
+    end_ids: tuple[int, ...] | None = None
+    allow_added_tokens: bool = False
+    allow_special_tokens: bool = False
+    queue: QueueSpec = QueueSpec()
+
+
+class BatchingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Delayed batching of one model; `tuning` finds better values."""
+
+    threshold: int = 1
+    max_queue_delay_microseconds: int = 0
+    batch_thresholds: dict[int, int] = {}
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One LLM.
+
+    Attributes:
+        engine: name of the engine.
+        options: the engine's part of model.yaml; what is left out is filled in (see `tensorrt_llm.complete`).
+        checkpoint: folder in Hugging Face format; by default the version folder itself.
+        gpus: indices of the GPUs it is split over; several models may share one.
+        batching: thresholds.
+        direct_kv_share: share of the KV pool for calls that go to this model directly.
+        max_inflight: most direct calls that run at once.
+        extend_tokens: tokens that a step usually takes in beyond one per request (`tensorrt_llm`: CUDA graphs are
+            captured for every number of tokens up to max_batch_size + extend_tokens).
+        load_after: models that load before this one if they are there; computed for models that share GPUs.
+    """
+
+    engine: str = "torch"
+    options: dict[str, Any] = {}
+    checkpoint: str = VERSION_FOLDER
+    gpus: tuple[int, ...] = ()
+    batching: BatchingSpec = BatchingSpec()
+    direct_kv_share: float = 0.25
+    max_inflight: int = 64
+    extend_tokens: int = 64
+    load_after: tuple[str, ...] = ()
+
+
+class KvBudgetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory that models which name their GPUs may take; see `tools.kv_budget`."""
+
+    gpu_memory_gib: float | dict[int, float] = 80.0
+    share: float = 0.9
+    reserve_gib: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Refuses shares outside (0, 1]."""
+        if not 0.0 < self.share <= 1.0 or self.reserve_gib < 0.0:
+            raise ValueError("share lies in (0, 1], reserve_gib is at least 0")
+
+
+class TuningSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Thresholds from a profile (`tools.dtmc.profile`), searched for every number in flight up to `inflight`."""
+
+    profile: str
+    inflight: int
+
+    def __post_init__(self) -> None:
+        """Refuses a table without rows."""
+        if self.inflight < 1:
+            raise ValueError("inflight is at least 1")
+
+
+class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole deployment; the order of `models` is the deployment's order, small first.
+
+    Attributes:
+        checkpoints: folder that relative checkpoints and routers are relative to; by default that of the YAML file.
+    """
+
+    entry: EntrySpec
+    models: dict[str, ModelSpec]
+    checkpoints: str = "."
+    kv_budget: KvBudgetSpec = KvBudgetSpec()
+    tuning: TuningSpec | None = None
+
+
+def load_spec(path: Path, checkpoints: Path | None = None) -> DeploymentSpec:
+    """The deployment in a YAML file, all its paths absolute.
+
+    Args:
+        path: the file.
+        checkpoints: overrides the file's `checkpoints`, as does the environment variable TOKENROUTER_CHECKPOINTS.
+
+    Raises:
+        ConfigError: names the file and the field.
+    """
+    try:
+        spec = msgspec.convert(load_yaml(path), DeploymentSpec, strict=False)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    folder = path.absolute().parent
+    given = checkpoints or os.environ.get(CHECKPOINTS_VARIABLE)
+    base = Path(given).absolute() if given else folder / spec.checkpoints
+    return with_paths(spec, base, folder)
+
+
+def with_paths(spec: DeploymentSpec, base: Path, folder: Path) -> DeploymentSpec:
+    """The same with absolute paths: checkpoints and routers from `base`, the profile from `folder`."""
+
+    def absolute(path: str, root: Path = base) -> str:
+        return os.path.normpath(root / Path(path).expanduser())
+
+    models = {
+        name: model
+        if model.checkpoint == VERSION_FOLDER
+        else msgspec.structs.replace(model, checkpoint=absolute(model.checkpoint))
+        for name, model in spec.models.items()
+    }
+    routers = {policy: absolute(router) for policy, router in spec.entry.routers.items()}
+    tuning = spec.tuning and msgspec.structs.replace(spec.tuning, profile=absolute(spec.tuning.profile, folder))
+    entry = msgspec.structs.replace(spec.entry, routers=routers)
+    return msgspec.structs.replace(spec, models=models, entry=entry, tuning=tuning, checkpoints=str(base))

@@ -1,0 +1,113 @@
+"""Thresholds of a deployment: searched for with a profile, and checked for deadlock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from tokenrouter.batcher import QueuePolicy
+from tokenrouter.errors import ConfigError
+from tools.build_repository.spec import BatchingSpec, DeploymentSpec
+from tools.dtmc.errors import DtmcError
+from tools.dtmc.profile import Profile, load_profile
+
+if TYPE_CHECKING:
+    from tools.dtmc.apply import QueueFields
+
+
+def tuned(spec: DeploymentSpec) -> DeploymentSpec:
+    """The deployment with the thresholds that its profile gives; unchanged if it names none.
+
+    Raises:
+        ConfigError: see `check_profile`.
+    """
+    if spec.tuning is None:
+        return spec
+    check_profile(spec)
+    fields = _searched(spec.tuning.profile, spec.tuning.inflight)
+    models = {name: replace(model, batching=_batching(fields[name])) for name, model in spec.models.items()}
+    return replace(spec, models=models)
+
+
+def check_profile(spec: DeploymentSpec) -> Profile:
+    """The profile that `tuning` names.
+
+    Raises:
+        ConfigError: it is not valid, is of other models, or the deployment has thresholds already.
+    """
+    assert spec.tuning is not None
+    try:
+        profile = load_profile(Path(spec.tuning.profile))
+    except DtmcError as exc:
+        raise ConfigError(f"tuning.profile: {exc}") from exc
+    if set(profile.names) != set(spec.models):
+        raise ConfigError(
+            f"tuning.profile: it is of the models {', '.join(profile.names)}, the deployment has "
+            f"{', '.join(spec.models)}; use the same names"
+        )
+    for name, model in spec.models.items():
+        if model.batching != BatchingSpec():
+            raise ConfigError(f"models.{name}.batching and tuning exclude each other; remove one")
+    return profile
+
+
+@lru_cache(maxsize=8)
+def _searched(profile: str, inflight: int) -> dict[str, QueueFields]:
+    try:
+        from tools.dtmc.apply import queue_fields
+        from tools.dtmc.search import search_table
+    except ImportError as exc:  # scipy is no dependency of a server
+        raise ConfigError(
+            f"tuning: the search needs {exc.name}, which is not installed; install it, or search elsewhere (python -m "
+            "tools.dtmc search --table) and write the thresholds into models.*.batching"
+        ) from exc
+    loaded = load_profile(Path(profile))
+    return queue_fields(loaded, search_table(loaded, inflight))
+
+
+def _batching(fields: QueueFields) -> BatchingSpec:
+    return BatchingSpec(
+        threshold=fields.threshold,
+        max_queue_delay_microseconds=fields.delay_microseconds,
+        batch_thresholds=fields.by_in_flight,
+    )
+
+
+def threshold_problems(spec: DeploymentSpec) -> Iterator[str]:
+    """Thresholds that are no thresholds, that no batch can hold, or that can deadlock.
+
+    Feasible is sum(B_i - 1) < n with n requests in flight (arXiv 2610.12242, section 3.5): otherwise all may wait, each
+    model for one request more, until `max_queue_delay_microseconds` is over.
+    """
+    policies: dict[str, QueuePolicy] = {}
+    for name, model in spec.models.items():
+        batching = model.batching
+        try:
+            delay_ns = batching.max_queue_delay_microseconds * 1000
+            policies[name] = QueuePolicy(batching.threshold, delay_ns, batching.batch_thresholds)
+        except ConfigError as exc:
+            yield f"models.{name}.batching: {exc}"
+            continue
+        highest = max([batching.threshold, *batching.batch_thresholds.values()])
+        max_batch = model.options.get("max_batch_size")
+        if isinstance(max_batch, int) and highest > max_batch:
+            yield (
+                f"models.{name}.batching: a threshold of {highest} is never reached with options.max_batch_size "
+                f"{max_batch}; raise that, or lower the threshold"
+            )
+    if len(policies) < len(spec.models):
+        return
+    tables = {n for policy in policies.values() for n in policy.by_in_flight}
+    for n in sorted({n for n in tables if n <= spec.entry.max_inflight} | {spec.entry.max_inflight}):
+        thresholds = {name: min(policy.threshold_at(n), n) for name, policy in policies.items()}
+        if sum(threshold - 1 for threshold in thresholds.values()) >= n:
+            given = ", ".join(f"{name}={threshold}" for name, threshold in thresholds.items())
+            yield (
+                f"models.*.batching: with {n} requests in flight the thresholds {given} can deadlock, since "
+                f"sum(B - 1) is not below {n}; lower some, or raise entry.max_inflight"
+            )
+            return

@@ -1,0 +1,153 @@
+"""`python -m tools.simulate`: throughput and latency of a deployment profile, by discrete-event simulation.
+
+Drives the server's own orchestrator and subservers with a virtual clock. Example:
+
+    python -m tools.simulate --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --inflight 4 --thresholds large=3
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tokenrouter.errors import RouterError
+from tools.dtmc.errors import DtmcError
+from tools.dtmc.profile import Profile, load_profile
+from tools.progress import LateProgress
+from tools.simulate import Latency, SimulationResult, Step, simulate, throughput
+from tools.simulate.run import DEFAULT_WARMUP
+
+__all__ = ["simulate", "throughput"]
+
+
+class Shape(str, Enum):
+    """Lengths of responses."""
+
+    fixed = "fixed"
+    geometric = "geometric"
+
+
+def parse_thresholds(text: str) -> dict[str, int]:
+    """`small=1,large=3`; an empty text is no threshold at all.
+
+    Raises:
+        ValueError: names the part that is wrong.
+    """
+    thresholds: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        if not name or not value.isdecimal() or name in thresholds:
+            raise ValueError(f"thresholds: {part!r}; give each model once, as in small=1,large=3")
+        thresholds[name] = int(value)
+    return thresholds
+
+
+def main(
+    profile: Annotated[Path, typer.Option(help="Profile of the deployment (YAML).")],
+    inflight: Annotated[int, typer.Option(help="Requests in flight; with --rate the most that run at once.")],
+    thresholds: Annotated[str, typer.Option(help="B per model, e.g. small=1,large=3; left out is 1.")] = "",
+    tokens: Annotated[int | None, typer.Option(help="Tokens to count (default 20000).")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Simulated seconds to count instead of --tokens.")] = None,
+    warmup: Annotated[float, typer.Option(help="Share of that length that runs before counting.")] = DEFAULT_WARMUP,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
+    rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second, Poisson.")] = None,
+    response_tokens: Annotated[float | None, typer.Option(help="Mean response length; default: endless.")] = None,
+    shape: Annotated[Shape, typer.Option(help="Lengths of responses.")] = Shape.fixed,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1,
+    max_queue_delay_ms: Annotated[float | None, typer.Option(help="Longest wait for a threshold.")] = None,
+    think_ms: Annotated[float, typer.Option(min=0.0, help="From a response's end to its client's next request.")] = 0.0,
+    timeline: Annotated[Path | None, typer.Option(help="Draw the last steps into this file (PNG).")] = None,
+    timeline_steps: Annotated[int, typer.Option(help="How many steps to draw.", min=1)] = 60,
+    trace: Annotated[Path | None, typer.Option(help="Write all steps in Chrome's trace format (JSON).")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Simulates a deployment with the production scheduler."""
+    drawn: deque[Step] = deque(maxlen=None if trace else timeline_steps)
+    began_s = time.perf_counter()
+    try:
+        loaded = load_profile(profile)
+        with LateProgress() as progress:
+            result = simulate(
+                loaded,
+                inflight=inflight,
+                thresholds=parse_thresholds(thresholds),
+                tokens=tokens,
+                seconds=seconds,
+                warmup=warmup,
+                seed=seed,
+                rate=rate,
+                response_tokens=response_tokens,
+                shape=shape.value,
+                prompt_tokens=prompt_tokens,
+                max_queue_delay_ms=max_queue_delay_ms,
+                think_ms=think_ms,
+                on_step=drawn.append if timeline or trace else None,
+                progress=lambda share: progress("simulating", share),
+            )
+        _write(list(drawn), loaded, timeline, timeline_steps, trace, f"{inflight} in flight, {thresholds or 'eager'}")
+    except (DtmcError, RouterError, ValueError, OSError) as exc:
+        sys.stderr.write(f"error: {exc}\n")
+        raise typer.Exit(2) from exc
+    if json_output:
+        typer.echo(json.dumps(asdict(result), indent=2))
+    else:
+        _print(result, time.perf_counter() - began_s)
+
+
+def _write(
+    steps: list[Step], profile: Profile, timeline: Path | None, timeline_steps: int, trace: Path | None, title: str
+) -> None:
+    if trace is not None:
+        from tools.simulate.trace import write_trace
+
+        write_trace(steps, profile.names, trace)
+    if timeline is not None:
+        from tools.simulate.timeline import draw_timeline
+
+        draw_timeline(steps[-timeline_steps:], profile.names, timeline, title=title)
+
+
+def _print(result: SimulationResult, took_s: float) -> None:
+    console = Console()
+    console.print(
+        f"[bold]{result.tokens_per_second:.1f} tokens/s[/] ± {result.standard_error:.1f}; without the luck of the "
+        f"draws {result.adjusted_tokens_per_second:.1f} ± {result.adjusted_standard_error:.1f} (standard errors)"
+    )
+    models = Table("model", "mean batch", "utilisation", "mean wait (ms)", "steps")
+    for name in result.mean_batch:
+        models.add_row(
+            name,
+            f"{result.mean_batch[name]:.2f}",
+            f"{result.utilisation[name]:.1%}",
+            f"{result.mean_wait_ms[name]:.2f}",
+            f"{result.steps[name]}",
+        )
+    console.print(models)
+    latencies = Table("latency (ms)", "mean", "p50", "p95", "p99", "count")
+    latencies.add_row("time to first token", *_cells(result.time_to_first_token_ms))
+    latencies.add_row("between tokens", *_cells(result.inter_token_ms))
+    latencies.add_row("end to end", *_cells(result.end_to_end_ms))
+    console.print(latencies)
+    console.print(
+        f"{result.tokens} tokens, {result.requests_finished} responses, {result.handoffs} hand-offs, "
+        f"{result.events} events in {result.simulated_s:.1f} simulated s; took {took_s:.1f} s"
+    )
+
+
+def _cells(latency: Latency) -> list[str]:
+    values = (latency.mean, latency.p50, latency.p95, latency.p99)
+    return [*("-" if value is None else f"{value:.2f}" for value in values), str(latency.count)]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,110 @@
+"""The production state machines of a deployment, with virtual engines and clocks, built from a profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from tokenrouter.batcher import QueuePolicy
+from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
+from tokenrouter.policies import PolicyCache
+from tokenrouter.policies.base import PolicyContext
+from tokenrouter.subserver.machine import Subserver
+from tools.dtmc.errors import ProfileError, ThresholdError
+from tools.dtmc.profile import ModelProfile, Profile
+from tools.simulate.engine import UNLIMITED, VirtualClock, VirtualEngine
+
+PEER = 1
+NEVER_NS = 1 << 62
+
+Thresholds = Mapping[str, "int | Mapping[int, int]"]
+"""Per model a threshold, or a table from requests in flight to threshold. A model that is left out has 1 (eager)."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """An orchestrator connected to one subserver per model, in the profile's order."""
+
+    orchestrator: Orchestrator
+    subservers: tuple[Subserver, ...]
+    clocks: tuple[VirtualClock, ...]
+    policy: PolicySpec
+
+
+def build_deployment(
+    profile: Profile, *, max_inflight: int, thresholds: Thresholds, max_queue_delay_ns: int | None
+) -> Deployment:
+    """Builds and connects everything.
+
+    Raises:
+        ProfileError: a move commits neither 0 nor 1 tokens.
+        ThresholdError: a threshold names no model, or is out of range.
+        RouterError: the policy `markov` refuses the matrices.
+    """
+    if unknown := sorted(thresholds.keys() - set(profile.names)):
+        raise ThresholdError(f"thresholds: no model {unknown[0]!r}; the models are {', '.join(profile.names)}")
+    spec = markov_policy(profile)
+    clocks = tuple(VirtualClock() for _ in profile.names)
+    delay_ns = NEVER_NS if max_queue_delay_ns is None else max_queue_delay_ns
+    subservers = tuple(
+        _subserver(name, profile.models[name], max_inflight, _queue_policy(thresholds.get(name, 1), delay_ns), clock)
+        for name, clock in zip(profile.names, clocks, strict=True)
+    )
+    orchestrator = Orchestrator(
+        OrchestratorSettings(models=profile.names, max_inflight=max_inflight),
+        tokenizer=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")),
+        policies=PolicyCache(PolicyContext(profile.names)),
+    )
+    _connect(orchestrator, subservers, Hello(PROTOCOL_VERSION, "simulator", "routed", profile.names, spec))
+    return Deployment(orchestrator, subservers, clocks, spec)
+
+
+def markov_policy(profile: Profile) -> PolicySpec:
+    """The policy that routes as the profile says.
+
+    Raises:
+        ProfileError: a move commits neither 0 nor 1 tokens; a real step gives one token per request.
+    """
+    routing: dict[str, dict[str, float]] = {}
+    commit: dict[str, dict[str, int]] = {}
+    for source, p_row, c_row in zip(profile.names, profile.routing_matrix, profile.commit_matrix, strict=True):
+        moves = [(name, p, c) for name, p, c in zip(profile.names, p_row, c_row, strict=True) if p > 0]
+        for name, _, tokens in moves:
+            if tokens not in (0, 1):
+                raise ProfileError(f"commit.{source}.{name}: {tokens:g}; a simulated move commits 0 or 1 tokens")
+        routing[source] = {name: p for name, p, _ in moves}
+        commit[source] = {name: int(c) for name, _, c in moves}
+    return PolicySpec("markov", json.dumps({"routing": routing, "commit": commit, "entry": profile.entry}))
+
+
+def _queue_policy(threshold: int | Mapping[int, int], delay_ns: int) -> QueuePolicy:
+    if isinstance(threshold, int):
+        return QueuePolicy(threshold, delay_ns)
+    return QueuePolicy(max_queue_delay_ns=delay_ns, by_in_flight=threshold)
+
+
+def _subserver(
+    name: str, model: ModelProfile, max_inflight: int, queue_policy: QueuePolicy, clock: VirtualClock
+) -> Subserver:
+    limit = max_inflight if model.max_batch is None else min(max_inflight, model.max_batch)
+    return Subserver(
+        name,
+        VirtualEngine(model, clock, max_batch=limit),
+        queue_policy=queue_policy,
+        shares={"routed": UNLIMITED},
+        context=PolicyContext,
+        clock_ns=clock,
+    )
+
+
+def _connect(orchestrator: Orchestrator, subservers: tuple[Subserver, ...], hello: Hello) -> None:
+    for subserver in subservers:
+        subserver.handle(PEER, hello, now_ns=0)
+        for _, message in subserver.outbox:
+            orchestrator.receive(subserver.name, message, now_ns=0)
+        subserver.outbox.clear()

@@ -1,0 +1,205 @@
+"""The event loop: production state machines, virtual time.
+
+What happens at one instant, in this order: steps end and their reports reach the orchestrator; requests of clients
+arrive; messages are delivered to models that are idle; and only when nobody has anything to say any more, every idle
+model asks its subserver for the next step. So models that complete together complete jointly, as in the Markov model.
+As in `loops.DecodingLoop`, messages that arrive during a step are handled at its end, after the step's own residents.
+
+Reports take no time; every message of the orchestrator takes the profile's hand-off time, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from tokenrouter.batcher import WaitUntil
+from tokenrouter.messages import Open, Report, Resume, ToSubserver
+from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.subserver.machine import StepPlan, Subserver
+from tools.dtmc.errors import ThresholdError
+from tools.simulate.deployment import NEVER_NS, PEER, Deployment
+from tools.simulate.engine import VirtualClock
+from tools.simulate.load import Clients
+from tools.simulate.meter import Meter, Step
+
+OnStep = Callable[[Step], None]
+
+_VISITS = (Open, Resume)
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One model. `inbox` holds (due, message); `step` runs now and `reports` become known when it ends."""
+
+    index: int
+    subserver: Subserver
+    clock: VirtualClock
+    inbox: deque[tuple[int, ToSubserver]] = field(default_factory=deque)
+    step: Step | None = None
+    reports: list[Report] = field(default_factory=list)
+    look_ns: int = NEVER_NS
+
+
+class EventLoop:
+    """Advances from instant to instant.
+
+    Args:
+        deployment: connected state machines.
+        clients: where requests come from.
+        inflight: number of requests that the closed loop keeps; None is the open loop.
+        handoff_ns: time of a message from the orchestrator to a model.
+        think_ns: closed loop: from the end of a response to the next request in its place.
+        on_step: told every step when it starts, or None.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        clients: Clients,
+        *,
+        inflight: int | None,
+        handoff_ns: int,
+        think_ns: int = 0,
+        on_step: OnStep | None = None,
+    ) -> None:
+        self.now_ns = 0
+        self.orchestrator: Orchestrator = deployment.orchestrator
+        pairs = zip(deployment.subservers, deployment.clocks, strict=True)
+        self._lanes = [_Lane(index, subserver, clock) for index, (subserver, clock) in enumerate(pairs)]
+        self._by_name = {lane.subserver.name: lane for lane in self._lanes}
+        self._clients = clients
+        self._closed = inflight is not None
+        self._handoff_ns = handoff_ns
+        self._think_ns = think_ns
+        self._returns: deque[int] = deque()
+        self._on_step = on_step
+        self._times: list[int] = []
+        self.meter = Meter(len(self._lanes))
+        self._next_arrival_ns = NEVER_NS if self._closed else self._at(clients.gap_ns())
+        for _ in range(inflight or 0):
+            self._submit()
+        self._settle()
+
+    def advance(self) -> None:
+        """Goes to the next instant at which something happens and does all of it.
+
+        Raises:
+            ThresholdError: nothing will ever happen again: every model waits for its threshold.
+        """
+        now_ns = self._next_ns()
+        self.meter.instant(now_ns, self.orchestrator.in_flight)
+        self.now_ns = now_ns
+        for lane in self._lanes:
+            if lane.step is not None and lane.step.end_ns == now_ns:
+                self._finish(lane, lane.step)
+        while self._next_arrival_ns <= now_ns:
+            self._submit()
+            self._next_arrival_ns = self._at(self._next_arrival_ns + max(1, self._clients.gap_ns()))
+        while self._returns and self._returns[0] <= now_ns:
+            self._returns.popleft()
+            self._submit()
+        self._settle()
+
+    def _next_ns(self) -> int:
+        while self._times:
+            at_ns = heappop(self._times)
+            if at_ns > self.now_ns:
+                return at_ns
+        raise ThresholdError(
+            f"deadlock after {self.now_ns * 1e-9:.3f} s: every model waits for its threshold; lower the thresholds "
+            "until the sum of (B - 1) is below the requests in flight, or set max_queue_delay_ms"
+        )
+
+    def _at(self, at_ns: int) -> int:
+        """Asks for an instant."""
+        heappush(self._times, at_ns)
+        return at_ns
+
+    def _submit(self) -> None:
+        key = self.orchestrator.submit(self._clients.request(), now_ns=self.now_ns)
+        self.meter.arrived(key, self.now_ns)
+
+    def _finish(self, lane: _Lane, step: Step) -> None:
+        """A step is over: its reports reach the orchestrator."""
+        lane.step = None
+        self.meter.step_finished(lane.index, step)
+        for report in lane.reports:
+            for row in report.rows:
+                target = self._by_name[row.target].index if row.target else lane.index
+                self.meter.row(lane.index, row, target, self.now_ns)
+            self.orchestrator.receive(lane.subserver.name, report, now_ns=self.now_ns)
+        lane.reports.clear()
+        self._news()
+
+    def _news(self) -> None:
+        """Requests that are over; the closed loop starts others in their place."""
+        updates = self.orchestrator.take_updates()
+        for update in updates:
+            if update.error is not None:
+                raise update.error
+            if update.result is not None:
+                self.meter.ended(update.key, update.result)
+                if self._closed and self._think_ns:
+                    self._returns.append(self._at(self.now_ns + self._think_ns))
+                elif self._closed:
+                    self._submit()
+
+    def _settle(self) -> None:
+        """Delivers what is due, then starts steps."""
+        self._route()
+        for lane in self._lanes:
+            if lane.step is None:
+                self._deliver(lane)
+        for lane in self._lanes:
+            if lane.step is None:
+                self._start(lane)
+
+    def _route(self) -> None:
+        """The orchestrator's messages are on their way."""
+        outbox = self.orchestrator.outbox
+        if not outbox:
+            return
+        due_ns = self.now_ns + self._handoff_ns
+        for name, message in outbox:
+            self._by_name[name].inbox.append((due_ns, message))
+        outbox.clear()
+        if self._handoff_ns:
+            self._at(due_ns)
+
+    def _deliver(self, lane: _Lane) -> None:
+        while lane.inbox and lane.inbox[0][0] <= self.now_ns:
+            due_ns, message = lane.inbox.popleft()
+            lane.subserver.handle(PEER, message, now_ns=self.now_ns)
+            if isinstance(message, _VISITS):
+                self.meter.ready(message.request, due_ns)
+        if lane.subserver.outbox:
+            # Only a failure is told outside a step; it ends the simulation.
+            for _, report in lane.subserver.outbox:
+                self.orchestrator.receive(lane.subserver.name, report, now_ns=self.now_ns)
+            self._news()
+
+    def _start(self, lane: _Lane) -> None:
+        plan = lane.subserver.poll(now_ns=self.now_ns)
+        if isinstance(plan, StepPlan):
+            self._run(lane, plan)
+        elif isinstance(plan, WaitUntil) and plan.at_ns < NEVER_NS and plan.at_ns != lane.look_ns:
+            lane.look_ns = self._at(plan.at_ns)
+
+    def _run(self, lane: _Lane, plan: StepPlan) -> None:
+        """Runs a step now; what it has to say is kept until its end."""
+        requests = tuple([key[1] for key, _ in plan.rows])
+        lane.clock.now_ns = self.now_ns
+        lane.subserver.run_step(plan)
+        extended = sum([share for _, share in plan.rows]) - len(requests)
+        lane.step = Step(
+            lane.subserver.name, self.now_ns, lane.clock.now_ns, requests, extended, plan.batch.reason.value
+        )
+        lane.reports = [message for _, message in lane.subserver.outbox if isinstance(message, Report)]
+        lane.subserver.outbox.clear()
+        self._at(lane.step.end_ns)
+        self.meter.step_started(lane.index, lane.step)
+        if self._on_step is not None:
+            self._on_step(lane.step)

@@ -1,0 +1,1 @@
+"""Thresholds of a model repository, tuned under load; see `tools.tune.__main__`."""

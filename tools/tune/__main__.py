@@ -1,0 +1,148 @@
+"""`python -m tools.tune` (`make tune`): profile a model repository under load, tune its thresholds, measure the gain.
+
+Starts the server, sends load with rising numbers of requests in flight, writes the measured profile, searches the best
+thresholds for every number in flight, writes them into the config.pbtxt files, starts the server again and measures
+what they bring. By default all of that happens in a temporary copy of the repository; --in-place changes the given one.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tokenrouter.errors import RouterError
+from tools.dtmc.apply import plan_edits, queue_fields, write_edits
+from tools.dtmc.errors import DtmcError
+from tools.dtmc.profile import Profile
+from tools.dtmc.search import search_table
+from tools.profile.__main__ import PROMPTS, look, profile_text
+from tools.profiling.load import read_prompts, run_stages, stages
+from tools.progress import LateProgress
+from tools.tritonserver.installation import LaunchError
+from tools.tritonserver.server import TritonServer
+from tools.tune.measure import Repository, predicted, read_repository, tokens_per_second, working_copy
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to tune; see `main`."""
+
+    prompts: list[str]
+    inflight: int
+    max_tokens: int
+    profile_s: float
+    measure_s: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One number in flight, before and after: thresholds, and tokens per second measured and predicted."""
+
+    in_flight: int
+    thresholds: tuple[dict[str, int], dict[str, int]]
+    measured: tuple[float, float]
+    predicted: tuple[float | None, float | None]
+
+
+def profiled(server: TritonServer, entry: str, options: Options, report: LateProgress) -> tuple[str, Profile]:
+    """Text and content of the server's profile under load."""
+    before = look(server.metrics_url)
+    run_stages(
+        server.grpc_url,
+        entry,
+        options.prompts,
+        max_tokens=options.max_tokens,
+        in_flight=stages(options.inflight),
+        seconds=options.profile_s,
+        report=report,
+    )
+    source = f"tools.tune, {options.profile_s:g} s, up to {options.inflight} in flight"
+    source += f", on {datetime.now(timezone.utc).date()}"
+    return profile_text(before, look(server.metrics_url), source)
+
+
+def measured(server: TritonServer, repository: Repository, options: Options, report: LateProgress) -> dict[int, float]:
+    """Tokens per second by number in flight."""
+    return tokens_per_second(
+        server,
+        repository,
+        options.prompts,
+        in_flight=stages(options.inflight),
+        max_tokens=options.max_tokens,
+        seconds=options.measure_s,
+        report=report,
+    )
+
+
+def tune(folder: Path, entry: str | None, options: Options, profile_out: Path, report: LateProgress) -> list[Row]:
+    """Tunes the repository in `folder`, with a server before and after."""
+    old = read_repository(folder, entry)
+    with TritonServer(folder) as server:
+        text, profile = profiled(server, old.entry, options, report)
+        profile_out.write_text(text, "utf-8")
+        before = measured(server, old, options, report)
+    table = search_table(profile, options.inflight, report=report)
+    write_edits(plan_edits(folder, queue_fields(profile, table)))
+    new = read_repository(folder, old.entry)
+    with TritonServer(folder) as server:
+        after = measured(server, new, options, report)
+    rows = []
+    for n in before:
+        chosen = old.thresholds(n, profile.names), new.thresholds(n, profile.names)
+        predictions = predicted(profile, n, chosen[0]), predicted(profile, n, chosen[1])
+        rows.append(Row(n, chosen, (before[n], after[n]), predictions))
+    return rows
+
+
+def table_of(rows: list[Row]) -> Table:
+    """What is printed. Where the thresholds are the same, the ratio shows how far two measurements differ anyway."""
+    names = list(rows[0].thresholds[0])
+    columns = [f"B {name}" for name in names]
+    table = Table(
+        "in flight", *columns, *(f"{c} tuned" for c in columns), "tokens/s", "tuned", "gain", "predicted gain"
+    )
+    for row in rows:
+        (old, new), (before, after) = row.predicted, row.measured
+        table.add_row(
+            str(row.in_flight),
+            *(str(thresholds[name]) for thresholds in row.thresholds for name in names),
+            f"{before:.1f}",
+            f"{after:.1f}",
+            f"{after / before:.3f}x" + (" (noise)" if row.thresholds[0] == row.thresholds[1] else ""),
+            "-" if old is None or new is None else f"{new / old:.3f}x",
+        )
+    return table
+
+
+def main(
+    repository: Annotated[Path, typer.Option(help="Triton model repository.")] = Path("model_repository"),
+    in_place: Annotated[bool, typer.Option("--in-place", help="Write into the repository itself.")] = False,
+    entry: Annotated[str | None, typer.Option(help="Entry model, if there are several.")] = None,
+    inflight: Annotated[int, typer.Option(min=1, help="Largest number of requests in flight to tune for.")] = 8,
+    profile_seconds: Annotated[float, typer.Option(min=1.0, help="How long to profile.")] = 40.0,
+    measure_seconds: Annotated[float, typer.Option(min=1.0, help="Per number in flight, before and after.")] = 10.0,
+    prompts: Annotated[Path, typer.Option(help="JSON lines with a field 'prompt'.")] = PROMPTS,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a response.")] = 64,
+    profile_out: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("profile.yaml"),
+) -> None:
+    """Profiles, tunes and measures."""
+    try:
+        options = Options(read_prompts(prompts), inflight, max_tokens, profile_seconds, measure_seconds)
+        with working_copy(repository, in_place=in_place) as folder, LateProgress() as report:
+            rows = tune(folder, entry, options, profile_out, report)
+    except (DtmcError, RouterError, LaunchError, TimeoutError) as exc:
+        sys.exit(f"error: {exc}")
+    Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
+    print(f"profile: {profile_out}")
+    print(f"written: {repository}" if in_place else "tuned a temporary copy; --in-place writes into the repository")
+
+
+if __name__ == "__main__":
+    typer.run(main)
