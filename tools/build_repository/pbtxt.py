@@ -18,7 +18,7 @@ from tokenrouter.triton.tensors import (
 from tools.build_repository.routers import policy_params
 from tools.build_repository.spec import BatchingSpec, EntrySpec, ModelSpec
 
-_GENERATED = "# Written by tools/build_repository/__main__.py; change the deployment's YAML file and run it again."
+_GENERATED = "# Written by python -m tools.build_repository; change the deployment's YAML file and run it again."
 _BACKEND = "tokenrouter_python"
 
 
