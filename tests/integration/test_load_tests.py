@@ -23,7 +23,7 @@ RUN_S = 3
 
 def locust(server: TritonServer, summary: Path, *options: str) -> subprocess.Popen[str]:
     command = [
-        *(sys.executable, "-m", "locust", "-f", str(REPOSITORY_ROOT / "perf" / "locustfile.py"), "--headless"),
+        *(sys.executable, "-m", "locust", "-f", str(REPOSITORY_ROOT / "perf" / "load" / "locustfile.py"), "--headless"),
         *("--run-time", f"{RUN_S}s", "--stop-timeout", "20s", "--max-tokens", "20"),
         *("--grpc-url", server.grpc_url, "--http-url", server.http_url.removeprefix("http://")),
         *("--summary", str(summary), *options),

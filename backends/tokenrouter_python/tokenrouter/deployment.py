@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.config import EntryConfig, SubserverConfig, entry_config, load_yaml, role_of
@@ -16,8 +16,10 @@ from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.request import RequestBuilder
-from tokenrouter.subserver.machine import Subserver
 from tokenrouter.vocabulary import check_same_tokenizer, common_size
+
+if TYPE_CHECKING:
+    from tokenrouter.subserver.machine import Subserver
 
 
 def version_folder(model: Path) -> Path:
@@ -145,6 +147,8 @@ def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Sub
     Raises:
         ConfigError: names the file and the field.
     """
+    from tokenrouter.subserver.machine import Subserver  # brings torch along, which no entry model needs
+
     sharing = sum(_engine_of(folder) == config.engine for folder in repository.iterdir())
     engine = load_engine(
         config.engine,

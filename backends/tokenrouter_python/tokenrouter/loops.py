@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import DecodeError
 
@@ -21,7 +21,9 @@ from tokenrouter.messages import Codec, Hello, Message
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
-from tokenrouter.subserver.machine import Subserver
+
+if TYPE_CHECKING:
+    from tokenrouter.subserver.machine import Subserver
 
 log = logging.getLogger(__name__)
 

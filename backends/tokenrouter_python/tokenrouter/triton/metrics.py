@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.statistics import Histogram, StepTimes, SubserverStatistics
-from tokenrouter.subserver.machine import Subserver
+
+if TYPE_CHECKING:
+    from tokenrouter.subserver.machine import Subserver
 
 _TAKEN = ("tokenrouter_statistics_seconds", "When this model's numbers were taken, on the host's monotonic clock")
 
