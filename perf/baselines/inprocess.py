@@ -17,7 +17,7 @@ from types import TracebackType
 
 from perf.baselines.turns import Rule
 from perf.load.requests import Load, Request, Response, Run
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.entry_queue import EntryQueuePolicy
@@ -149,7 +149,7 @@ class InProcess:
 
 def _eager(name: str, repository: Path) -> Subserver:
     config = subserver_config(read_model_config(repository / name), version_folder(repository / name))
-    return build_subserver(name, replace(config, queue_policy=QueuePolicy(), direct_kv_share=0.0), repository)
+    return build_subserver(name, replace(config, batching=Batching(), direct_kv_share=0.0), repository)
 
 
 def _plan(subserver: Subserver) -> StepPlan | None:

@@ -17,7 +17,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
-from tokenrouter.batcher import QueuePolicy, WaitUntil
+from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import RouterError
@@ -81,7 +81,7 @@ class Cluster:
 
     Args:
         models: names, small first.
-        queue_policies: thresholds by model; eager by default.
+        batching: thresholds by model; eager by default.
         engine: `EmulatedConfig` fields of every model.
         per_model: further `EmulatedConfig` fields by model.
         wrap: replaces a model's engine, for faulty ones.
@@ -93,7 +93,7 @@ class Cluster:
         self,
         models: tuple[str, ...] = ("small", "large"),
         *,
-        queue_policies: Mapping[str, QueuePolicy] | None = None,
+        batching: Mapping[str, Batching] | None = None,
         engine: Mapping[str, Any] | None = None,
         per_model: Mapping[str, Mapping[str, Any]] | None = None,
         kv_tokens: Mapping[str, int] | None = None,
@@ -104,7 +104,7 @@ class Cluster:
     ) -> None:
         self.models = models
         self.now_ns = 1_000 * MS
-        self.queue_policies = dict(queue_policies or {})
+        self.batching = dict(batching or {})
         self.engine_fields = dict(engine or {})
         self.per_model = {name: dict(fields) for name, fields in (per_model or {}).items()}
         self.kv_tokens = dict(kv_tokens or {})
@@ -139,7 +139,7 @@ class Cluster:
         link.subserver = Subserver(
             name,
             engine,
-            queue_policy=self.queue_policies.get(name, QueuePolicy()),
+            batching=self.batching.get(name, Batching()),
             shares={"routed": engine.info.kv_blocks},
             context=lambda models: PolicyContext(models),
             clock_ns=lambda: self.now_ns,

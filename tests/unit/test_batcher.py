@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tokenrouter.batcher import Batch, DelayedBatcher, QueuePolicy, Reason, WaitUntil
+from tokenrouter.batcher import Batch, Batching, DelayedBatcher, Reason, WaitUntil
 from tokenrouter.errors import ConfigError
 
 MS = 1_000_000
@@ -17,7 +17,7 @@ NEVER = 10**18
 
 def batcher(threshold: int = 1, delay_ns: int = 0, *, max_batch: int = 64, **table: int) -> DelayedBatcher[str]:
     by_in_flight = {int(n[1:]): b for n, b in table.items()}
-    return DelayedBatcher(QueuePolicy(threshold, delay_ns, by_in_flight), max_batch=max_batch)
+    return DelayedBatcher(Batching(threshold, delay_ns, by_in_flight), max_batch=max_batch)
 
 
 def test_a_lone_request_leaves_at_its_deadline_and_not_before() -> None:
@@ -113,7 +113,7 @@ def test_a_threshold_beyond_the_largest_batch_is_reached_at_the_largest_batch() 
 )
 def test_thresholds_that_make_no_sense_are_refused(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        QueuePolicy(**fields)  # type: ignore[arg-type]
+        Batching(**fields)  # type: ignore[arg-type]
 
 
 # --- a closed system of several models ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def closed_system(
     Returns (model, batch, ready at the start) of every step. Fails if nothing can ever happen again.
     """
     queues: list[DelayedBatcher[int]] = [
-        DelayedBatcher(QueuePolicy(threshold, delay_ns), max_batch=max_batch) for threshold in thresholds
+        DelayedBatcher(Batching(threshold, delay_ns), max_batch=max_batch) for threshold in thresholds
     ]
     busy: set[int] = set()
     idle_since = [0] * len(queues)
@@ -228,7 +228,7 @@ class BatcherMachine(RuleBasedStateMachine):
         self.now_ns = 0
         self.next_key = 0
         self.model: list[tuple[int, int]] = []
-        self.queue: DelayedBatcher[int] = DelayedBatcher(QueuePolicy(3, 50), max_batch=4)
+        self.queue: DelayedBatcher[int] = DelayedBatcher(Batching(3, 50), max_batch=4)
 
     @rule()
     def arrives(self) -> None:

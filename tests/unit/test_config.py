@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.config import entry_config, load_yaml, role_of, subserver_config
 from tokenrouter.engines import load_engine
 from tokenrouter.entry_queue import EntryQueuePolicy
@@ -104,7 +104,7 @@ def test_a_model_without_a_known_role_is_refused(role: str) -> None:
 def test_a_subserver_has_defaults_for_everything(tmp_path: Path) -> None:
     config = subserver(tmp_path)
     assert (config.engine, config.checkpoint, config.engine_options) == ("torch", tmp_path.resolve(), {})
-    assert config.queue_policy == QueuePolicy(1, 0, {})
+    assert config.batching == Batching(1, 0, {})
     assert (config.direct_kv_share, config.max_inflight, config.queue) == (
         0.25,
         64,
@@ -124,7 +124,7 @@ def test_every_setting_of_a_subserver_is_read(tmp_path: Path) -> None:
     )
     assert (config.engine, config.checkpoint) == ("emulated", (tmp_path / "weights").resolve())
     assert config.engine_options == {"step_ms": 3}
-    assert config.queue_policy == QueuePolicy(4, 1_500_000, {1: 1, 8: 4})
+    assert config.batching == Batching(4, 1_500_000, {1: 1, 8: 4})
     assert (config.direct_kv_share, config.max_inflight, config.load_after) == (0.0, 2, ("large",))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.cluster import END_ID, MS, Cluster, expected_tokens, request, spec, writers
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import (
     ConfigError,
@@ -87,11 +87,11 @@ def test_the_tokens_do_not_depend_on_routing_thresholds_company_or_order(tempera
     for trial in range(12):
         rng = random.Random(trial)
         policies = {
-            name: QueuePolicy(threshold=rng.randint(1, 4), max_queue_delay_ns=rng.choice([0, MS, 50 * MS]))
+            name: Batching(threshold=rng.randint(1, 4), max_queue_delay_ns=rng.choice([0, MS, 50 * MS]))
             for name in ("small", "large")
         }
         engine = {"margin": 2.0, "max_batch_size": rng.randint(1, 5), "max_num_tokens": rng.randint(6, 12)}
-        cluster = Cluster(queue_policies=policies, engine=engine, max_inflight=rng.randint(1, 8))
+        cluster = Cluster(batching=policies, engine=engine, max_inflight=rng.randint(1, 8))
         keys = {}
         for seed in rng.sample(range(6), 6):
             policy = rng.choice([spec("scripted", writers=[0, 1]), spec("random", p=0.5), spec("single")])
@@ -155,8 +155,8 @@ def test_nothing_is_lost_in_any_order_of_arrivals_cancels_steps_and_restarts(
     names = NAMES[count]
     cluster = Cluster(
         names,
-        queue_policies={
-            name: QueuePolicy(threshold=rng.randint(1, 3), max_queue_delay_ns=rng.randrange(20 * MS)) for name in names
+        batching={
+            name: Batching(threshold=rng.randint(1, 3), max_queue_delay_ns=rng.randrange(20 * MS)) for name in names
         },
         engine={"max_batch_size": rng.randint(1, 4), "max_num_tokens": rng.randint(5, 9)},
         kv_tokens={name: rng.choice([40, 400]) for name in names},
@@ -325,7 +325,7 @@ def test_equal_requests_are_told_apart() -> None:
 @pytest.mark.parametrize("events", range(1, 30, 2))
 def test_a_restart_at_any_moment_changes_no_token(name: str, events: int) -> None:
     rng = random.Random(events)
-    cluster = Cluster(queue_policies={"large": QueuePolicy(2, 3 * MS)}, connect_timeout_ns=10**15)
+    cluster = Cluster(batching={"large": Batching(2, 3 * MS)}, connect_timeout_ns=10**15)
     keys = [cluster.submit(request(PROMPT, stream=i == 0)) for i in range(3)]
     for _ in range(events):
         cluster.random_event(rng)

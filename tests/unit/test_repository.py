@@ -58,8 +58,8 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
     assert (entry.queue.max_queue_size, entry.queue.default_timeout_ns, entry.queue.reject) == (3, 5000, False)
     assert entry.queue.allow_timeout_override
     small = subserver_config(read_model_config(tmp_path / "small"), tmp_path / "small" / "1")
-    assert (small.queue_policy.threshold, small.queue_policy.max_queue_delay_ns) == (3, 9000)
-    assert small.queue_policy.by_in_flight == {1: 1, 4: 2}
+    assert (small.batching.threshold, small.batching.max_queue_delay_ns) == (3, 9000)
+    assert small.batching.by_in_flight == {1: 1, 4: 2}
     assert (small.direct_kv_share, small.engine_options) == (0.5, {"max_batch_size": 12})
 
 

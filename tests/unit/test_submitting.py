@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tokenrouter.batcher import QueuePolicy, WaitUntil
+from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import EngineInfo, VisitNews
 from tokenrouter.errors import EngineFailed, InvalidRequest
 from tokenrouter.messages import (
@@ -85,13 +85,13 @@ class Loop:
 class Bench:
     """A subserver of the model "small" with one peer."""
 
-    def __init__(self, queue: QueuePolicy | None = None, *, max_batch: int = 4) -> None:
+    def __init__(self, batching: Batching | None = None, *, max_batch: int = 4) -> None:
         self.engine = Loop(max_batch)
         self.now_ns = 0
         self.subserver = Subserver(
             "small",
             self.engine,
-            queue_policy=queue or QueuePolicy(),
+            batching=batching or Batching(),
             shares={"routed": 64},
             context=PolicyContext,
             clock_ns=lambda: self.now_ns,
@@ -128,7 +128,7 @@ class Bench:
 
 
 def test_visits_are_submitted_together_when_the_threshold_is_reached() -> None:
-    bench = Bench(QueuePolicy(3, 50 * MS))
+    bench = Bench(Batching(3, 50 * MS))
     for request in (1, 2):
         bench.open(request, in_flight=9)
     assert bench.turn() == []
@@ -140,7 +140,7 @@ def test_visits_are_submitted_together_when_the_threshold_is_reached() -> None:
 
 
 def test_a_visit_that_runs_counts_as_ready() -> None:
-    bench = Bench(QueuePolicy(2, 50 * MS))
+    bench = Bench(Batching(2, 50 * MS))
     bench.open(1, in_flight=2)
     bench.now_ns = 50 * MS
     bench.turn()
@@ -151,7 +151,7 @@ def test_a_visit_that_runs_counts_as_ready() -> None:
 
 
 def test_everybody_in_flight_being_here_opens_the_gate() -> None:
-    bench = Bench(QueuePolicy(4, 50 * MS))
+    bench = Bench(Batching(4, 50 * MS))
     for request in (1, 2):
         bench.open(request, in_flight=3)
     assert isinstance(bench.subserver.poll(now_ns=0), WaitUntil)
@@ -162,7 +162,7 @@ def test_everybody_in_flight_being_here_opens_the_gate() -> None:
 
 
 def test_nobody_waits_longer_than_the_delay() -> None:
-    bench = Bench(QueuePolicy(4, 50 * MS))
+    bench = Bench(Batching(4, 50 * MS))
     bench.open(1, in_flight=9)
     assert bench.subserver.poll(now_ns=0) == WaitUntil(50 * MS)
     bench.now_ns = 50 * MS

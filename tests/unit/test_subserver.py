@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster import END_ID, MS, Cluster, request, spec
-from tokenrouter.batcher import QueuePolicy, Reason, WaitUntil
+from tokenrouter.batcher import Batching, Reason, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.errors import ConfigError, EngineFailed, ProtocolError
 from tokenrouter.messages import (
@@ -162,7 +162,7 @@ def test_shares_beyond_the_pool_are_refused_at_load() -> None:
     engine = Cluster(("small",)).subserver("small").engine
     shares = {"routed": engine.info.kv_blocks, "direct": 1}
     with pytest.raises(ConfigError, match="exceed the pool"):
-        Subserver("small", engine, queue_policy=QueuePolicy(), shares=shares, context=PolicyContext, clock_ns=lambda: 0)
+        Subserver("small", engine, batching=Batching(), shares=shares, context=PolicyContext, clock_ns=lambda: 0)
 
 
 # --- visits ----------------------------------------------------------------------------------------------------------
@@ -257,8 +257,7 @@ def test_a_long_prompt_is_split_and_decodes_go_first() -> None:
 
 
 def test_every_step_counts_its_reason() -> None:
-    policies = {"small": QueuePolicy(threshold=2, max_queue_delay_ns=5 * MS)}
-    cluster = Cluster(("small", "large"), queue_policies=policies)
+    cluster = Cluster(batching={"small": Batching(threshold=2, max_queue_delay_ns=5 * MS)})
     subserver = cluster.subserver("small")
     one = cluster.submit(request([1], policy=spec("single"), max_tokens=1))
     cluster.run()

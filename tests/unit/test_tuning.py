@@ -34,7 +34,7 @@ def repository(tmp_path: Path) -> Path:
 def test_the_entry_and_its_models_are_found(repository: Path) -> None:
     found = read_repository(repository)
     assert found.entry == "tokenrouter"
-    assert list(found.policies) == ["small", "large"]
+    assert list(found.batching) == ["small", "large"]
     assert found.thresholds(8, ["small", "large"]) == {"small": 1, "large": 1}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.errors import ConfigError
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec
 from tools.dtmc.errors import DtmcError
@@ -83,12 +83,12 @@ def threshold_problems(spec: DeploymentSpec) -> Iterator[str]:
     Feasible is sum(B_i - 1) < n with n requests in flight (arXiv 2610.12242, section 3.5): otherwise all may wait, each
     model for one request more, until `max_queue_delay_microseconds` is over.
     """
-    policies: dict[str, QueuePolicy] = {}
+    policies: dict[str, Batching] = {}
     for name, model in spec.models.items():
         batching = model.batching
         try:
             delay_ns = batching.max_queue_delay_microseconds * 1000
-            policies[name] = QueuePolicy(batching.threshold, delay_ns, batching.batch_thresholds)
+            policies[name] = Batching(batching.threshold, delay_ns, batching.batch_thresholds)
         except ConfigError as exc:
             yield f"models.{name}.batching: {exc}"
             continue

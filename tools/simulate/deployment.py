@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
@@ -52,7 +52,7 @@ def build_deployment(
     clocks = tuple(VirtualClock() for _ in profile.names)
     delay_ns = NEVER_NS if max_queue_delay_ns is None else max_queue_delay_ns
     subservers = tuple(
-        _subserver(name, profile.models[name], max_inflight, _queue_policy(thresholds.get(name, 1), delay_ns), clock)
+        _subserver(name, profile.models[name], max_inflight, _batching(thresholds.get(name, 1), delay_ns), clock)
         for name, clock in zip(profile.names, clocks, strict=True)
     )
     orchestrator = Orchestrator(
@@ -82,20 +82,18 @@ def markov_policy(profile: Profile) -> PolicySpec:
     return PolicySpec("markov", json.dumps({"routing": routing, "commit": commit, "entry": profile.entry}))
 
 
-def _queue_policy(threshold: int | Mapping[int, int], delay_ns: int) -> QueuePolicy:
+def _batching(threshold: int | Mapping[int, int], delay_ns: int) -> Batching:
     if isinstance(threshold, int):
-        return QueuePolicy(threshold, delay_ns)
-    return QueuePolicy(max_queue_delay_ns=delay_ns, by_in_flight=threshold)
+        return Batching(threshold, delay_ns)
+    return Batching(max_queue_delay_ns=delay_ns, by_in_flight=threshold)
 
 
-def _subserver(
-    name: str, model: ModelProfile, max_inflight: int, queue_policy: QueuePolicy, clock: VirtualClock
-) -> Subserver:
+def _subserver(name: str, model: ModelProfile, max_inflight: int, batching: Batching, clock: VirtualClock) -> Subserver:
     limit = max_inflight if model.max_batch is None else min(max_inflight, model.max_batch)
     return Subserver(
         name,
         VirtualEngine(model, clock, max_batch=limit),
-        queue_policy=queue_policy,
+        batching=batching,
         shares={"routed": UNLIMITED},
         context=PolicyContext,
         clock_ns=clock,

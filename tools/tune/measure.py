@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.config import entry_config, role_of, subserver_config
 from tokenrouter.deployment import version_folder
 from tokenrouter.repository import read_model_config
@@ -31,16 +31,16 @@ class Repository:
     Attributes:
         folder: where it lies.
         entry: the entry model.
-        policies: queue policy by model that the entry routes between.
+        batching: of each model that the entry routes between.
     """
 
     folder: Path
     entry: str
-    policies: dict[str, QueuePolicy]
+    batching: dict[str, Batching]
 
     def thresholds(self, in_flight: int, names: Sequence[str]) -> dict[str, int]:
         """Thresholds that hold with so many in flight, of these models."""
-        return {name: self.policies[name].threshold_at(in_flight) for name in names}
+        return {name: self.batching[name].threshold_at(in_flight) for name in names}
 
 
 def read_repository(folder: Path, entry: str | None = None) -> Repository:
@@ -61,11 +61,11 @@ def read_repository(folder: Path, entry: str | None = None) -> Repository:
     models = entry_config(ours[chosen]).models
     if missing := [name for name in models if name not in ours]:
         raise RepositoryError(f"{folder}: {chosen} routes to {missing[0]!r}, which is not in the repository")
-    policies = {}
+    batching = {}
     for name in models:
         version = version_folder(folder / name)
-        policies[name] = subserver_config(ours[name], version).queue_policy
-    return Repository(folder, chosen, policies)
+        batching[name] = subserver_config(ours[name], version).batching
+    return Repository(folder, chosen, batching)
 
 
 @contextmanager

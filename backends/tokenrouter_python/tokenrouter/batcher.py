@@ -33,8 +33,8 @@ class Reason(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """Thresholds of one model, as they stand in its config.pbtxt.
+class Batching:
+    """How one model batches, as it stands in its config.pbtxt (`batching` in the deployment's YAML).
 
     Attributes:
         threshold: B, from `dynamic_batching.preferred_batch_size`; 1 starts at once (eager).
@@ -89,8 +89,8 @@ class DelayedBatcher(Generic[Key]):
     The caller takes a batch only while its model is idle. Requests that do not fit under `max_batch` keep their place.
     """
 
-    def __init__(self, policy: QueuePolicy, *, max_batch: int) -> None:
-        self.policy = policy
+    def __init__(self, batching: Batching, *, max_batch: int) -> None:
+        self._batching = batching
         self._max_batch = max_batch
         self._ready: dict[Key, int] = {}
         self._cached: tuple[int, int] = (-1, 1)
@@ -121,7 +121,7 @@ class DelayedBatcher(Generic[Key]):
     def threshold(self, in_flight: int) -> int:
         """B(n), never more than a batch can hold."""
         if self._cached[0] != in_flight:
-            self._cached = (in_flight, min(self.policy.threshold_at(in_flight), self._max_batch))
+            self._cached = (in_flight, min(self._batching.threshold_at(in_flight), self._max_batch))
         return self._cached[1]
 
     def poll(self, *, in_flight: int, now_ns: int, residents: int = 0) -> Batch[Key] | WaitUntil | None:
@@ -141,7 +141,7 @@ class DelayedBatcher(Generic[Key]):
             return self._batch(Reason.THRESHOLD, residents)
         if ready >= in_flight:
             return self._batch(Reason.ALL_READY, residents)
-        deadline_ns = next(iter(self._ready.values())) + self.policy.max_queue_delay_ns
+        deadline_ns = next(iter(self._ready.values())) + self._batching.max_queue_delay_ns
         if now_ns >= deadline_ns:
             return self._batch(Reason.DEADLINE, residents)
         return WaitUntil(deadline_ns)

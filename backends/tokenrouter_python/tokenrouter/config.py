@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from tokenrouter.batcher import QueuePolicy
+from tokenrouter.batcher import Batching
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
@@ -36,7 +36,7 @@ class EntryConfig:
         max_inflight: most requests that run at once (`max_inflight`).
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
         queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
-            `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `queue_policy`.
+            `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `batching`.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
@@ -61,7 +61,7 @@ class SubserverConfig:
         engine: name of the engine.
         checkpoint: the checkpoint's folder.
         engine_options: everything else in model.yaml.
-        queue_policy: thresholds of delayed batching.
+        batching: thresholds of delayed batching.
         direct_kv_share: share of the KV pool for calls that go to this model directly, in [0, 1).
         max_inflight: most direct calls that run at once.
         queue: queue of direct calls.
@@ -71,7 +71,7 @@ class SubserverConfig:
     engine: str
     checkpoint: Path
     engine_options: dict[str, Any]
-    queue_policy: QueuePolicy
+    batching: Batching
     direct_kv_share: float
     max_inflight: int
     queue: EntryQueuePolicy
@@ -179,7 +179,7 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
         engine=engine,
         checkpoint=(folder / str(options.pop("model", "."))).resolve(),
         engine_options=options,
-        queue_policy=_queue_policy(name, batching, table),
+        batching=_batching(name, batching, table),
         direct_kv_share=share,
         max_inflight=max_inflight,
         queue=queue,
@@ -213,9 +213,9 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def _queue_policy(name: str, batching: Mapping[str, Any], table: dict[int, int]) -> QueuePolicy:
+def _batching(name: str, batching: Mapping[str, Any], table: dict[int, int]) -> Batching:
     try:
-        return QueuePolicy(
+        return Batching(
             threshold=min((int(size) for size in batching.get("preferred_batch_size", ())), default=1),
             max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
             by_in_flight=table,

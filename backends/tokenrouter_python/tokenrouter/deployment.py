@@ -166,7 +166,7 @@ def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Sub
     return Subserver(
         name,
         engine,
-        queue_policy=config.queue_policy,
+        batching=config.batching,
         shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
         context=lambda models: PolicyContext(models, str(repository), extras),
         clock_ns=time.monotonic_ns,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenrouter.batcher import DelayedBatcher, QueuePolicy, WaitUntil
+from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
 from tokenrouter.engines.base import Engine, LoopEngine
 from tokenrouter.errors import ConfigError, ProtocolError, RouterError
 from tokenrouter.messages import (
@@ -59,7 +59,7 @@ class Subserver:
     Args:
         name: the model's name in the deployment.
         engine: a stepped engine, or one that owns its loop.
-        queue_policy: thresholds of delayed batching.
+        batching: thresholds of delayed batching.
         shares: KV quota in blocks by the share that an orchestrator's `Hello` names. Together at most the pool.
         context: builds the policy context for a peer's list of models.
         clock_ns: CLOCK_MONOTONIC in ns; only used to time steps for the statistics.
@@ -70,7 +70,7 @@ class Subserver:
         name: str,
         engine: Engine | LoopEngine,
         *,
-        queue_policy: QueuePolicy,
+        batching: Batching,
         shares: dict[str, int],
         context: Callable[[tuple[str, ...]], PolicyContext],
         clock_ns: Callable[[], int],
@@ -87,7 +87,7 @@ class Subserver:
         self.engine = engine
         self.statistics = SubserverStatistics()
         self.outbox: list[tuple[int, ToOrchestrator]] = []
-        self._batcher: DelayedBatcher[Key] = DelayedBatcher(queue_policy, max_batch=info.max_batch)
+        self._batcher: DelayedBatcher[Key] = DelayedBatcher(batching, max_batch=info.max_batch)
         self._shares = shares
         self._context = context
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
