@@ -25,10 +25,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tokenrouter.client import stream as stream_from
-from tokenrouter.config import entry_config
 from tokenrouter.errors import RouterError
 from tokenrouter.offline import TokenRouter
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import Problem, check, load_problems
 
@@ -249,7 +248,7 @@ def main(
     """Accuracy and cost of small only, large only and the given policies on a problem set."""
     try:
         chosen = load_problems(problems)[:count]
-        models = entry_config(read_model_config(repository / entry)).models
+        models = Repository(repository).entry(entry).models
         settings = [*end_points(models), *map(parse_setting, policy or DEFAULT_POLICIES)]
         if url is not None:
             points = evaluate(chosen, settings, server_generator(url, entry, max_tokens, concurrency), models[0])

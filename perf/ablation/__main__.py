@@ -33,9 +33,8 @@ from perf.compare.results import Results
 from perf.compare.summary import Summary, summarise
 from perf.compare.thresholds import Tuning
 from perf.compare.workloads import load_reference
-from tokenrouter.config import entry_config
 from tokenrouter.errors import RouterError
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.pbtxt import set_parameter
 from tools.progress import LateProgress
@@ -59,7 +58,7 @@ WRAPPED: dict[str, tuple[str, int]] = {
 def wrap(repository: Path, policy: str, *, address: Path, width: int) -> tuple[str, dict[str, Any]]:
     """Puts a policy of `baselines.ablation` around the deployment's; returns name and parameters of that one."""
     path = repository / "tokenrouter" / "config.pbtxt"
-    inner = entry_config(read_model_config(path.parent)).policy
+    inner = Repository(repository).entry("tokenrouter").policy
     params = msgspec.json.decode(inner.params, type=dict[str, Any])
     outer = {"policy": inner.name, "params": params, "address": str(address), "width": width}
     text = set_parameter(path.read_text("utf-8"), "policy", policy)

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 from perf.ablation.policies import decide
 from tokenrouter.checkpoint import load_tokenizer
-from tokenrouter.deployment import checkpoint_folder
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import Policy, PolicyContext, load_policy
+from tokenrouter.repository import Repository
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PATIENCE_S = 60.0
@@ -51,7 +51,7 @@ def serve(setting: str) -> None:
     """Listens until it is ended; a thread per subserver."""
     address, repository, models, name, params = json.loads(setting)
     torch.set_num_threads(1)
-    checkpoint = checkpoint_folder(Path(repository) / models[0])
+    checkpoint = Repository(repository).checkpoint(models[0])
     extras = {"tokenizer": load_tokenizer(checkpoint), "input_embedding": lambda model: _embedding(checkpoint)}
     context = PolicyContext(tuple(models), repository, extras)
     policy = load_policy(PolicySpec(name, json.dumps(params)), context)

@@ -17,11 +17,11 @@ from types import TracebackType
 
 from perf.baselines.turns import Rule
 from perf.load.requests import Load, Request, Response, Run
+from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.batcher import Batching
-from tokenrouter.config import entry_config, subserver_config
-from tokenrouter.deployment import Entry, build_subserver, version_folder
+from tokenrouter.config import SubserverConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
 from tokenrouter.subserver.machine import Subserver
@@ -42,11 +42,12 @@ class InProcess:
     """
 
     def __init__(self, repository: Path, *, entry: str = "tokenrouter") -> None:
-        config = replace(entry_config(read_model_config(repository / entry)), queue=EntryQueuePolicy())
+        source = Repository(repository)
+        config = replace(source.entry(entry), queue=EntryQueuePolicy())
         self.turns = 0
         self.waiting_s = 0.0
-        self._entry = Entry(config, repository.resolve())
-        self._subservers = [_eager(name, repository.resolve()) for name in config.models]
+        self._entry = Entry(config, source)
+        self._subservers = [_eager(model, source) for model in source.models(config).values()]
         self._orchestrator = self._entry.orchestrator()
         self._threads = ThreadPoolExecutor(max(1, len(self._subservers) - 1))
         for subserver in self._subservers:
@@ -147,9 +148,8 @@ class InProcess:
         self._orchestrator.take_updates()
 
 
-def _eager(name: str, repository: Path) -> Subserver:
-    config = subserver_config(read_model_config(repository / name), version_folder(repository / name))
-    return build_subserver(name, replace(config, batching=Batching(), direct_kv_share=0.0), repository)
+def _eager(config: SubserverConfig, repository: Repository) -> Subserver:
+    return build_subserver(replace(config, batching=Batching(), direct_kv_share=0.0), repository)
 
 
 def _plan(subserver: Subserver) -> StepPlan | None:

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenrouter.checkpoint import load_tokenizer
-from tokenrouter.deployment import checkpoint_folder
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
 from tokenrouter.messages import PolicySpec, Sampling
 from tokenrouter.policies import load_policy
 from tokenrouter.policies.base import Policy, PolicyContext, RouteBatch, destination_names
+from tokenrouter.repository import Repository
 from tokenrouter.subserver.sequence import ModelSequence
 from tools.demo_models.task import held_out_problems
 
@@ -101,7 +101,7 @@ class Decoding:
 
 def measure(repository: Path, batches: Sequence[int], steps: int) -> list[Cost]:
     """Costs at the small model, where all rules but R-Stitch's and ME's run alone."""
-    folder = checkpoint_folder(repository / MODELS[0])
+    folder = Repository(repository).checkpoint(MODELS[0])
     tokenizer = load_tokenizer(folder)
     engine = TorchEngine.from_folder(folder, TorchEngineConfig(max_batch_size=max(batches), max_num_tokens=8192))
     extras = {"tokenizer": tokenizer, "hidden_size": engine.info.hidden_size, **engine.extras(MODELS[0])}

@@ -14,11 +14,10 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.support.published_models import PUBLISHED, stub_tokenizer, write_stub, write_stubs
-from tokenrouter.config import entry_config, subserver_config
-from tokenrouter.deployment import Entry
+from tokenrouter.assembly import Entry
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tools.build_repository.__main__ import build
 from tools.build_repository.build import repository_files, write_repository
 from tools.build_repository.check import checked
@@ -72,11 +71,12 @@ def test_there_is_a_configuration_for_every_setting_of_the_paper() -> None:
 def test_it_builds_from_its_checkpoints_and_is_read_back(path: Path, checkpoints: Path, tmp_path: Path) -> None:
     spec = load_spec(path, checkpoints)
     write_repository(checked(spec, tmp_path), tmp_path)
-    entry = entry_config(read_model_config(tmp_path / "tokenrouter"))
+    repository = Repository(tmp_path)
+    entry = repository.entry("tokenrouter")
     assert (entry.models, entry.policy.name) == (tuple(spec.models), path.parent.name)
     tokens = set()
     for name, model in spec.models.items():
-        config = subserver_config(read_model_config(tmp_path / name), tmp_path / name / "1")
+        config = repository.model(name)
         options = config.engine_options
         assert (config.engine, config.checkpoint) == ("tensorrt_llm", (checkpoints / Path(model.checkpoint).name))
         assert options["gpus"] == list(model.gpus)
@@ -95,7 +95,7 @@ def test_it_builds_from_its_checkpoints_and_is_read_back(path: Path, checkpoints
         if sum(gpu in m.gpus for m in spec.models.values()) > 1
     }
     assert len(tokens) == (1 if shared else len(spec.models))
-    first = subserver_config(read_model_config(tmp_path / "small"), tmp_path / "small" / "1")
+    first = repository.model("small")
     assert first.load_after == (("large",) if shared else ())
 
 
@@ -106,7 +106,8 @@ def test_the_orchestrator_starts_on_it(path: Path, checkpoints: Path, tmp_path: 
     """Tokenizers are compared, the policy is built, routers are found. (Two need more than a stub: a classifier, and
     end ids that lie beyond the small tokenizer of a stub.)"""
     write_repository(checked(load_spec(path, checkpoints), tmp_path), tmp_path)
-    entry = Entry(entry_config(read_model_config(tmp_path / "tokenrouter")), tmp_path)
+    repository = Repository(tmp_path)
+    entry = Entry(repository.entry("tokenrouter"), repository)
     assert entry.orchestrator() is not None
 
 
@@ -485,7 +486,7 @@ def test_a_built_repository_answers_with_its_router(tmp_path: Path) -> None:
     assert run("--config", tmp_path / "deployment.yaml", "--output", built).exit_code == 0
     placed = built / "tokenrouter" / "1" / "routers" / "r2r.safetensors"
     assert placed.read_bytes() == (demo / "tokenrouter" / "1" / "routers" / "r2r.safetensors").read_bytes()
-    params = json.loads(entry_config(read_model_config(built / "tokenrouter")).policy.params)
+    params = json.loads(Repository(built).entry("tokenrouter").policy.params)
     assert params == {"threshold": 0.3, "checkpoint": "tokenrouter/1/routers/r2r.safetensors"}
     prompts = ["Start 91: -38, *2, -47 ="]
     with TokenRouter.from_repository(built) as router:

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 
 from tests.support.repositories import END_ID, emulated_spec, write_emulated
+from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.channel.framing import frame
 from tokenrouter.channel.unix import UnixCarrier, socket_path
-from tokenrouter.config import entry_config, subserver_config
-from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.errors import ConfigError, DeadlineExceeded, ModelUnavailable, RequestCancelled
 from tokenrouter.loops import DecodingLoop, OrchestratorLoop
 from tokenrouter.messages import Codec, InFlight
 from tokenrouter.offline import TokenRouter
 from tokenrouter.orchestrator.machine import Orchestrator
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
 from tokenrouter.subserver.machine import Subserver
@@ -65,8 +64,9 @@ class Server:
         self.turned = threading.Condition()
         self.decoding: dict[str, DecodingLoop] = {}
         self.subservers: dict[str, Subserver] = {}
-        config = entry_config(read_model_config(repository / "tokenrouter"))
-        self.entry = Entry(config, repository)
+        self.source = Repository(repository)
+        config = self.source.entry("tokenrouter")
+        self.entry = Entry(config, self.source)
         self.orchestrator: Orchestrator = self.entry.orchestrator()
         dial = {name: socket_path(sockets, name) for name in config.models}
         hello = self.entry.hello("tokenrouter", "routed")
@@ -79,10 +79,9 @@ class Server:
 
     def start(self, *names: str) -> Server:
         for name in names:
-            folder = self.repository / name
-            config = subserver_config(read_model_config(folder), version_folder(folder))
+            config = self.source.model(name)
             self.decoding[name] = DecodingLoop(
-                lambda name=name, config=config: build_subserver(name, config, self.repository),  # type: ignore[misc]
+                lambda config=config: build_subserver(config, self.source),  # type: ignore[misc]
                 UnixCarrier(listen=socket_path(self.sockets, name)),
                 changed=self._turned,
             )

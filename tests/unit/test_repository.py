@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.repositories import emulated_spec
-from tokenrouter.config import entry_config, subserver_config
 from tokenrouter.errors import ConfigError
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tools.build_repository.build import repository_files, write_repository
 from tools.build_repository.spec import load_spec
 
@@ -31,9 +30,8 @@ def test_the_committed_repository_is_what_the_demo_configuration_gives() -> None
 def test_every_committed_deployment_builds(path: Path, tmp_path: Path) -> None:
     spec = load_spec(path)
     write_repository(spec, tmp_path)
-    assert entry_config(read_model_config(tmp_path / spec.entry.name)).models == tuple(spec.models)
-    for name in spec.models:
-        subserver_config(read_model_config(tmp_path / name), tmp_path / name / "1")
+    repository = Repository(tmp_path)
+    assert tuple(repository.models(repository.entry())) == tuple(spec.models)
 
 
 def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
@@ -52,12 +50,13 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
         options={"max_batch_size": 12},
     )
     write_repository(spec, tmp_path)
-    entry = entry_config(read_model_config(tmp_path / "tokenrouter"))
+    repository = Repository(tmp_path)
+    entry = repository.entry("tokenrouter")
     assert (entry.policy.name, entry.policy.params) == ("random", '{"p": 0.25}')
     assert (entry.max_inflight, entry.selectable) == (7, {"single"})
     assert (entry.queue.max_queue_size, entry.queue.default_timeout_ns, entry.queue.reject) == (3, 5000, False)
     assert entry.queue.allow_timeout_override
-    small = subserver_config(read_model_config(tmp_path / "small"), tmp_path / "small" / "1")
+    small = repository.model("small")
     assert (small.batching.threshold, small.batching.max_queue_delay_ns) == (3, 9000)
     assert small.batching.by_in_flight == {1: 1, 4: 2}
     assert (small.direct_kv_share, small.engine_options) == (0.5, {"max_batch_size": 12})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tokenrouter.errors import InvalidRequest
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
@@ -166,7 +166,7 @@ def test_every_field_of_a_request_has_a_tensor_and_the_other_way_round() -> None
     ],
 )
 def test_the_committed_repository_declares_exactly_the_tables(model: str, inputs: Any, outputs: Any) -> None:
-    config = read_model_config(REPOSITORY / model)
+    config = Repository(REPOSITORY).config(model)
     declared = {i["name"]: (i["data_type"], tuple(map(int, i["dims"]))) for i in config["input"]}
     assert declared == {name: (f"TYPE_{tensor.type}", tensor.dims) for name, tensor in inputs.items()}
     assert all(i.get("optional") for i in config["input"])

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from perf.emulated.repository import write_emulated_repository
+from tokenrouter.errors import ConfigError
 from tools.dtmc.apply import QueueFields, plan_edits, write_edits
 from tools.dtmc.errors import RepositoryError
 from tools.dtmc.profile import parse_profile
 from tools.metrics import TAKEN, Scrape
 from tools.tune.__main__ import Row, table_of
-from tools.tune.measure import predicted, rate, read_repository, working_copy
+from tools.tune.measure import predicted, rate, read_thresholds, working_copy
 
 PROFILE = parse_profile(
     """
@@ -32,17 +33,17 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_the_entry_and_its_models_are_found(repository: Path) -> None:
-    found = read_repository(repository)
+    found = read_thresholds(repository)
     assert found.entry == "tokenrouter"
     assert list(found.batching) == ["small", "large"]
-    assert found.thresholds(8, ["small", "large"]) == {"small": 1, "large": 1}
+    assert found.at(8, ["small", "large"]) == {"small": 1, "large": 1}
 
 
 def test_applied_thresholds_are_read_back(repository: Path) -> None:
     fields = {"large": QueueFields({1: 1, 2: 2, 8: 5}, 70_000)}
     write_edits(plan_edits(repository, fields))
-    found = read_repository(repository)
-    assert [found.thresholds(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
+    found = read_thresholds(repository)
+    assert [found.at(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -50,13 +51,13 @@ def test_applied_thresholds_are_read_back(repository: Path) -> None:
     [pytest.param("other", "no entry model 'other'; there is tokenrouter", id="wrong-name")],
 )
 def test_a_wrong_entry_is_named(repository: Path, entry: str, message: str) -> None:
-    with pytest.raises(RepositoryError, match=message):
-        read_repository(repository, entry)
+    with pytest.raises(ConfigError, match=message):
+        read_thresholds(repository, entry)
 
 
 def test_a_repository_without_entry_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match="entry models: none; name one with --entry"):
-        read_repository(tmp_path)
+    with pytest.raises(ConfigError, match="entry models: none; name one with --entry"):
+        read_thresholds(tmp_path)
     with pytest.raises(RepositoryError, match="no such folder"), working_copy(tmp_path / "gone", in_place=False):
         pass
 

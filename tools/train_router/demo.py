@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tokenrouter.deployment import checkpoint_folder
 from tokenrouter.offline import TokenRouter
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER, load_router, save_router
+from tokenrouter.repository import Repository
 from tools.train_router import thresholds, trainers
 from tools.train_router.collect import Collector, Task
 from tools.train_router.corpus import Corpus
@@ -35,7 +35,8 @@ def train_all(repository: Path, *, count: int = PROBLEMS) -> Iterator[str]:
     R2R trains on the large model's answers, CITER and Co-LLM on reference texts, the query classifier on which model
     answers right. Thresholds give the shares in `SHARES`, for the first three in routed runs of other problems.
     """
-    pair = Pair(checkpoint_folder(repository / "small"), checkpoint_folder(repository / "large"), device="cpu")
+    demo = Repository(repository)
+    pair = Pair(demo.checkpoint("small"), demo.checkpoint("large"), device="cpu")
     folder = repository / DEFAULT_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     examples = demo_examples(count, SEED)

@@ -27,7 +27,7 @@ from tools.profiling.load import read_prompts, run_stages, stages
 from tools.progress import LateProgress
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer
-from tools.tune.measure import Repository, predicted, read_repository, tokens_per_second, working_copy
+from tools.tune.measure import predicted, read_thresholds, tokens_per_second, working_copy
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ def profiled(server: TritonServer, entry: str, options: Options, report: LatePro
     return profile_text(before, look(server.metrics_url), source)
 
 
-def measured(server: TritonServer, repository: Repository, options: Options, report: LateProgress) -> dict[int, float]:
+def measured(server: TritonServer, entry: str, options: Options, report: LateProgress) -> dict[int, float]:
     """Tokens per second by number in flight."""
     return tokens_per_second(
         server,
-        repository,
+        entry,
         options.prompts,
         in_flight=stages(options.inflight),
         max_tokens=options.max_tokens,
@@ -83,19 +83,19 @@ def measured(server: TritonServer, repository: Repository, options: Options, rep
 
 def tune(folder: Path, entry: str | None, options: Options, profile_out: Path, report: LateProgress) -> list[Row]:
     """Tunes the repository in `folder`, with a server before and after."""
-    old = read_repository(folder, entry)
+    old = read_thresholds(folder, entry)
     with TritonServer(folder) as server:
         text, profile = profiled(server, old.entry, options, report)
         profile_out.write_text(text, "utf-8")
-        before = measured(server, old, options, report)
+        before = measured(server, old.entry, options, report)
     table = search_table(profile, options.inflight, report=report)
     write_edits(plan_edits(folder, queue_fields(profile, table)))
-    new = read_repository(folder, old.entry)
+    new = read_thresholds(folder, old.entry)
     with TritonServer(folder) as server:
-        after = measured(server, new, options, report)
+        after = measured(server, old.entry, options, report)
     rows = []
     for n in before:
-        chosen = old.thresholds(n, profile.names), new.thresholds(n, profile.names)
+        chosen = old.at(n, profile.names), new.at(n, profile.names)
         predictions = predicted(profile, n, chosen[0]), predicted(profile, n, chosen[1])
         rows.append(Row(n, chosen, (before[n], after[n]), predictions))
     return rows

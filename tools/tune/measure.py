@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenrouter.batcher import Batching
-from tokenrouter.config import entry_config, role_of, subserver_config
-from tokenrouter.deployment import version_folder
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tools.dtmc.errors import RepositoryError, ThresholdError
 from tools.dtmc.profile import Profile
 from tools.dtmc.solve import solve
@@ -25,47 +23,31 @@ WARM_UP_S = 1.5
 
 
 @dataclass(frozen=True)
-class Repository:
+class Thresholds:
     """What the tuner reads of a model repository.
 
     Attributes:
-        folder: where it lies.
         entry: the entry model.
         batching: of each model that the entry routes between.
     """
 
-    folder: Path
     entry: str
     batching: dict[str, Batching]
 
-    def thresholds(self, in_flight: int, names: Sequence[str]) -> dict[str, int]:
+    def at(self, in_flight: int, names: Sequence[str]) -> dict[str, int]:
         """Thresholds that hold with so many in flight, of these models."""
         return {name: self.batching[name].threshold_at(in_flight) for name in names}
 
 
-def read_repository(folder: Path, entry: str | None = None) -> Repository:
-    """Finds the entry model, unless it is named, and the thresholds of its models.
+def read_thresholds(folder: Path, entry: str | None = None) -> Thresholds:
+    """Those of the entry model's models.
 
     Raises:
-        RepositoryError: there is none, or more than one.
-        ConfigError: a configuration is wrong.
+        ConfigError: there is no such entry model, none, or more than one without a name; or a configuration is wrong.
     """
-    configs = {path.parent.name: read_model_config(path.parent) for path in sorted(folder.glob("*/config.pbtxt"))}
-    ours = {name: config for name, config in configs.items() if config.get("backend") == "tokenrouter_python"}
-    entries = [name for name, config in ours.items() if role_of(config) == "orchestrator"]
-    if entry is None and len(entries) != 1:
-        raise RepositoryError(f"{folder}: entry models: {', '.join(entries) or 'none'}; name one with --entry")
-    chosen = entry or entries[0]
-    if chosen not in entries:
-        raise RepositoryError(f"{folder}: no entry model {chosen!r}; there is {', '.join(entries) or 'none'}")
-    models = entry_config(ours[chosen]).models
-    if missing := [name for name in models if name not in ours]:
-        raise RepositoryError(f"{folder}: {chosen} routes to {missing[0]!r}, which is not in the repository")
-    batching = {}
-    for name in models:
-        version = version_folder(folder / name)
-        batching[name] = subserver_config(ours[name], version).batching
-    return Repository(folder, chosen, batching)
+    repository = Repository(folder)
+    chosen = repository.entry(entry)
+    return Thresholds(chosen.name, {name: model.batching for name, model in repository.models(chosen).items()})
 
 
 @contextmanager
@@ -82,7 +64,7 @@ def working_copy(repository: Path, *, in_place: bool) -> Iterator[Path]:
 
 def tokens_per_second(
     server: TritonServer,
-    repository: Repository,
+    entry: str,
     prompts: Sequence[str],
     *,
     in_flight: Sequence[int],
@@ -99,11 +81,11 @@ def tokens_per_second(
     rates = {}
     for done, n in enumerate(in_flight):
         report(f"measuring {n} in flight", done / len(in_flight))
-        with ClosedLoop(server.grpc_url, repository.entry, prompts, max_tokens=max_tokens, in_flight=n) as loop:
+        with ClosedLoop(server.grpc_url, entry, prompts, max_tokens=max_tokens, in_flight=n) as loop:
             time.sleep(WARM_UP_S)
-            before = fresh_scrape(server.metrics_url, repository.entry)
+            before = fresh_scrape(server.metrics_url, entry)
             time.sleep(seconds)
-            rates[n] = rate(before, fresh_scrape(server.metrics_url, repository.entry), repository.entry)
+            rates[n] = rate(before, fresh_scrape(server.metrics_url, entry), entry)
             loop.check()
     return rates
 

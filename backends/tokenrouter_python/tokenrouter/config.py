@@ -30,18 +30,20 @@ class EntryConfig:
     """The orchestrator's configuration.
 
     Attributes:
+        name: the entry model's name.
         models: names of the deployment's models, small first (parameter `models`).
         policy: the deployment's policy (`policy`, `policy_params`).
         selectable: policies that a client may choose (`selectable_policies`; default: all built-in ones).
         max_inflight: most requests that run at once (`max_inflight`).
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
-        queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
+        queue: parameters with the names of Triton's ModelBatching: `max_queue_size`, `timeout_action`,
             `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `batching`.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
     """
 
+    name: str
     models: tuple[str, ...]
     policy: PolicySpec
     selectable: frozenset[str]
@@ -58,6 +60,7 @@ class SubserverConfig:
     """A subserver's configuration.
 
     Attributes:
+        name: the model's name.
         engine: name of the engine.
         checkpoint: the checkpoint's folder.
         engine_options: everything else in model.yaml.
@@ -68,6 +71,7 @@ class SubserverConfig:
         load_after: models that load their engine before this one, if they load at all (`load_after` in model.yaml).
     """
 
+    name: str
     engine: str
     checkpoint: Path
     engine_options: dict[str, Any]
@@ -76,6 +80,35 @@ class SubserverConfig:
     max_inflight: int
     queue: EntryQueuePolicy
     load_after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelYaml:
+    """model.yaml of a version folder; what `SubserverConfig` takes from it.
+
+    Attributes:
+        options: everything else, which is the engine's.
+    """
+
+    engine: str
+    checkpoint: Path
+    load_after: tuple[str, ...]
+    options: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelYaml:
+        """That of a version folder.
+
+        Raises:
+            ConfigError: names the file and the field.
+        """
+        path = folder / "model.yaml"
+        options = load_yaml(path)
+        engine = str(options.pop("engine", "torch"))
+        if engine not in ENGINES:
+            raise ConfigError(f"{path}: engine is {engine!r}; known: {', '.join(ENGINES)}")
+        checkpoint = (folder / str(options.pop("model", "."))).resolve()
+        return cls(engine, checkpoint, _model_names(options.pop("load_after", []), path), options)
 
 
 class _Parameters:
@@ -137,6 +170,7 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
     params = parameters.take("policy_params", _json_object, "{}", "a JSON object")
     selectable = parameters.take("selectable_policies", _names, tuple(BUILTIN), "a comma-separated list of policies")
     config = EntryConfig(
+        name=name,
         models=models,
         policy=PolicySpec(policy, params),
         selectable=frozenset(selectable),
@@ -171,19 +205,17 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
     queue = _entry_queue(parameters)
     parameters.done()
     _check_no_native_queue(name, batching)
-    options = load_yaml(folder / "model.yaml")
-    engine = str(options.pop("engine", "torch"))
-    if engine not in ENGINES:
-        raise ConfigError(f"{folder / 'model.yaml'}: engine is {engine!r}; known: {', '.join(ENGINES)}")
+    model = ModelYaml.read(folder)
     return SubserverConfig(
-        engine=engine,
-        checkpoint=(folder / str(options.pop("model", "."))).resolve(),
-        engine_options=options,
+        name=name,
+        engine=model.engine,
+        checkpoint=model.checkpoint,
+        engine_options=model.options,
         batching=_batching(name, batching, table),
         direct_kv_share=share,
         max_inflight=max_inflight,
         queue=queue,
-        load_after=_model_names(options.pop("load_after", []), folder / "model.yaml"),
+        load_after=model.load_after,
     )
 
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.batcher import WaitUntil
-from tokenrouter.config import entry_config, subserver_config
-from tokenrouter.deployment import Entry, build_subserver, version_folder
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import RouterError
 from tokenrouter.orchestrator.machine import Orchestrator
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Result, Update
 from tokenrouter.statistics import SubserverStatistics
@@ -63,15 +62,15 @@ class TokenRouter:
         Raises:
             ConfigError: a file of the repository is wrong.
         """
-        root = Path(repository).resolve()
+        source = Repository(repository)
         # All prompts of a call are here at once and nobody else waits: the queue's limits are for a server.
-        config = replace(entry_config(read_model_config(root / entry)), queue=EntryQueuePolicy())
-        subservers = {}
-        for name in config.models:
-            model = subserver_config(read_model_config(root / name), version_folder(root / name))
-            # Nobody calls the models directly here, so the whole KV pool is for routed requests.
-            subservers[name] = build_subserver(name, replace(model, direct_kv_share=0.0), root)
-        return cls(Entry(config, root), subservers)
+        config = replace(source.entry(entry), queue=EntryQueuePolicy())
+        # Nobody calls the models directly here, so the whole KV pool is for routed requests.
+        subservers = {
+            name: build_subserver(replace(model, direct_kv_share=0.0), source)
+            for name, model in source.models(config).items()
+        }
+        return cls(Entry(config, source), subservers)
 
     @property
     def models(self) -> tuple[str, ...]:

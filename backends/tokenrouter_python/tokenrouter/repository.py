@@ -1,24 +1,151 @@
-"""Reads config.pbtxt files outside of Triton, as the dict that Triton hands to a backend."""
+"""A Triton model repository: which models it has, what configures each, where their checkpoints lie."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
-from google.protobuf.json_format import MessageToDict
-from tritonclient.grpc import model_config_pb2
-
+from tokenrouter.config import EntryConfig, ModelYaml, SubserverConfig, entry_config, role_of, subserver_config
 from tokenrouter.errors import ConfigError
 
+BACKEND = "tokenrouter_python"
 
-def read_model_config(model: Path) -> dict[str, Any]:
-    """The configuration of one model of a repository.
 
-    Raises:
-        ConfigError: config.pbtxt is missing or broken.
+class Repository:
+    """Read when asked, never cached: files may change between two questions.
+
+    Example::
+
+        repository = Repository("model_repository")
+        for name, model in repository.models(repository.entry()).items():
+            print(name, model.engine, model.checkpoint)
+
+    Args:
+        root: its folder.
+        configs: configuration of models as Triton handed it over, which counts instead of their config.pbtxt: it may
+            have come with a load request.
+        versions: version folders of models that Triton chose, instead of the newest.
     """
-    path = model / "config.pbtxt"
+
+    def __init__(
+        self,
+        root: str | Path,
+        *,
+        configs: Mapping[str, Mapping[str, Any]] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        self.root = Path(root).resolve()
+        self._configs = configs or {}
+        self._versions = versions or {}
+
+    def names(self) -> list[str]:
+        """All models, sorted."""
+        return sorted({path.parent.name for path in self.root.glob("*/config.pbtxt")} | self._configs.keys())
+
+    def config(self, name: str) -> Mapping[str, Any]:
+        """config.pbtxt as the dict that Triton hands to a backend.
+
+        Raises:
+            ConfigError: the file is missing or broken.
+        """
+        return self._configs.get(name) or _read_pbtxt(self.root / name / "config.pbtxt")
+
+    def entry(self, name: str | None = None) -> EntryConfig:
+        """The entry model of this name; without one, the only entry model.
+
+        Raises:
+            ConfigError: there is none, or more than one without a name, or its configuration is wrong.
+        """
+        if name is None:
+            entries = self._entries()
+            if len(entries) != 1:
+                raise ConfigError(f"{self.root}: entry models: {', '.join(entries) or 'none'}; name one with --entry")
+            name = entries[0]
+        elif name not in self.names() or not self._is_entry(name):
+            raise ConfigError(f"{self.root}: no entry model {name!r}; there is {', '.join(self._entries()) or 'none'}")
+        return entry_config(self.config(name))
+
+    def entries_to(self, model: str) -> list[EntryConfig]:
+        """The entry models that route to this model. A config.pbtxt that Triton will not load is passed over.
+
+        Raises:
+            ConfigError: the configuration of an entry model is wrong.
+        """
+        entries = []
+        for name in self.names():
+            try:
+                if not self._is_entry(name):
+                    continue
+            except ConfigError:
+                continue
+            entries.append(entry_config(self.config(name)))
+        return [entry for entry in entries if model in entry.models]
+
+    def model(self, name: str) -> SubserverConfig:
+        """A model that entry models route to.
+
+        Raises:
+            ConfigError: names the file and the field.
+        """
+        return subserver_config(self.config(name), self.version(name))
+
+    def models(self, entry: EntryConfig) -> dict[str, SubserverConfig]:
+        """The models between which an entry model routes, small first.
+
+        Raises:
+            ConfigError: one is not in the repository, or wrong.
+        """
+        known = self.names()
+        if missing := [name for name in entry.models if name not in known]:
+            raise ConfigError(f"{self.root}: {entry.name} routes to {missing[0]!r}, which is not in the repository")
+        return {name: self.model(name) for name in entry.models}
+
+    def version(self, name: str) -> Path:
+        """The version folder of a model.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name in self._versions:
+            return self.root / name / self._versions[name]
+        versions = [path for path in self.root.glob(f"{name}/*") if path.is_dir() and path.name.isdecimal()]
+        if not versions:
+            raise ConfigError(f"{self.root / name} has no version folder (1/); is the model named correctly?")
+        return max(versions, key=lambda path: int(path.name))
+
+    def checkpoint(self, name: str) -> Path:
+        """The folder of a model's checkpoint.
+
+        Raises:
+            ConfigError: its model.yaml is wrong.
+        """
+        return ModelYaml.read(self.version(name)).checkpoint
+
+    def engines(self) -> list[str]:
+        """The engine of every model that has one; a model.yaml that will not load is passed over."""
+        engines = []
+        for name in self.names():
+            try:
+                engines.append(ModelYaml.read(self.version(name)).engine)
+            except ConfigError:
+                continue
+        return engines
+
+    def _entries(self) -> list[str]:
+        return [name for name in self.names() if self._is_entry(name)]
+
+    def _is_entry(self, name: str) -> bool:
+        config = self.config(name)
+        return config.get("backend") == BACKEND and role_of(config) == "orchestrator"
+
+
+def _read_pbtxt(path: Path) -> dict[str, Any]:
+    # They bring gRPC along, which a server's process needs for nothing else.
+    from google.protobuf import text_format
+    from google.protobuf.json_format import MessageToDict
+    from tritonclient.grpc import model_config_pb2
+
     try:
         message = text_format.Parse(path.read_text("utf-8"), model_config_pb2.ModelConfig())
     except OSError as exc:
@@ -26,5 +153,5 @@ def read_model_config(model: Path) -> dict[str, Any]:
     except text_format.ParseError as exc:
         raise ConfigError(f"{path} is not a valid model configuration: {exc}") from exc
     config: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
-    config.setdefault("name", model.name)
+    config.setdefault("name", path.parent.name)
     return config

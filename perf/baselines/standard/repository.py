@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 
 from perf.baselines.standard.wire import CALL, IDS, REPLY
-from tokenrouter.config import entry_config
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 
 # Ragged: calls of different length may share a batch on their way to the model.
 _CONFIG = """\
@@ -40,7 +39,7 @@ def write_standard_repository(folder: Path, deployment: Path, *, entry: str, del
         ConfigError: the deployment's configuration is wrong.
     """
     deployment = deployment.resolve()
-    models = entry_config(read_model_config(deployment / entry)).models
+    models = Repository(deployment).entry(entry).models
     for name in models:
         version = folder / name / "1"
         version.mkdir(parents=True)

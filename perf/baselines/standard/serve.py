@@ -24,11 +24,9 @@ from perf.baselines.standard.paged import load_paged
 from perf.baselines.standard.scheduler import Arrival, Scheduler
 from perf.baselines.standard.wire import CALL, IDS, REPLY, Call, Reply
 from tokenrouter.checkpoint import load_tokenizer
-from tokenrouter.config import entry_config, subserver_config
-from tokenrouter.deployment import version_folder
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.triton.orphan import leave_with_parent
 
 # As in TokenRouter's own processes.
@@ -120,11 +118,9 @@ def load_scheduler(name: str, deployment: Path, entry: str) -> Scheduler:
         deployment: the model repository.
         entry: name of the entry model in it.
     """
-    routed = entry_config(read_model_config(deployment / entry))
-    configs = {
-        model: subserver_config(read_model_config(deployment / model), version_folder(deployment / model))
-        for model in routed.models
-    }
+    repository = Repository(deployment)
+    routed = repository.entry(entry)
+    configs = repository.models(routed)
     own = configs[name]
     sharing = sum(config.engine == own.engine for config in configs.values())
     engine = load_paged(own.engine, own.checkpoint, own.engine_options, sharing=sharing)

@@ -14,12 +14,11 @@ from perf.baselines.standard.dispatcher import Dispatcher
 from perf.baselines.standard.repository import write_standard_repository
 from perf.baselines.standard.result import Run
 from perf.serving.window import cpu_seconds
-from tokenrouter.config import entry_config
-from tokenrouter.deployment import Entry
+from tokenrouter.assembly import Entry
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tokenrouter.request import GenerationRequest, RequestFields
 from tools.tritonserver.server import TritonServer
 
@@ -43,8 +42,9 @@ class StandardServing:
 
     def __init__(self, deployment: str | Path, *, entry: str = "tokenrouter", delay_ms: float = 0.0) -> None:
         self.deployment = Path(deployment).resolve()
-        config = entry_config(read_model_config(self.deployment / entry))
-        self._entry = Entry(config, self.deployment)
+        source = Repository(deployment)
+        config = source.entry(entry)
+        self._entry = Entry(config, source)
         context = PolicyContext(config.models, str(self.deployment), {"tokenizer": self._entry.tokenizer})
         self._policies = PolicyCache(context)
         self._folder = tempfile.TemporaryDirectory(prefix="standard-serving-")

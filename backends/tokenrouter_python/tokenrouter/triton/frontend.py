@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tokenrouter.assembly import Entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
-from tokenrouter.deployment import Entry
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
+from tokenrouter.assembly import Entry, build_subserver, direct_entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
-from tokenrouter.config import entry_config, role_of, subserver_config
-from tokenrouter.deployment import Entry, build_subserver, direct_entry
+from tokenrouter.config import role_of
 from tokenrouter.loops import DecodingLoop
+from tokenrouter.repository import Repository
 from tokenrouter.triton.frontend import Frontend
 from tokenrouter.triton.load_order import turn_to_load
 from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
@@ -47,12 +48,12 @@ class Role(Protocol):
 class OrchestratorRole:
     """The entry model."""
 
-    def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
-        entry = Entry(entry_config(config), folder.parent)
+    def __init__(self, name: str, repository: Repository) -> None:
+        entry = Entry(repository.entry(name), repository)
         self._frontend = Frontend(
-            entry, name=config["name"], share="routed", inputs=ENTRY_INPUTS, outputs=frozenset(ENTRY_OUTPUTS)
+            entry, name=name, share="routed", inputs=ENTRY_INPUTS, outputs=frozenset(ENTRY_OUTPUTS)
         )
-        metrics = OrchestratorMetrics(config["name"], self._frontend.orchestrator)
+        metrics = OrchestratorMetrics(name, self._frontend.orchestrator)
         self._publisher = Publisher(metrics.publish)
         self._frontend.start(self._publisher.changed)
 
@@ -69,16 +70,15 @@ class OrchestratorRole:
 class SubserverRole:
     """One LLM: its decoding loop, and a front end for calls that go to it directly."""
 
-    def __init__(self, config: Mapping[str, Any], folder: Path, version: str) -> None:
-        name = str(config["name"])
-        subserver = subserver_config(config, folder / version)
-        entry = direct_entry(name, subserver, folder.parent)
+    def __init__(self, name: str, repository: Repository) -> None:
+        config = repository.model(name)
+        entry = direct_entry(config, repository)
         metrics = SubserverMetrics(name)
         self._publisher = Publisher(lambda: metrics.publish(self._subserver))
         directory = runtime_dir()
-        with turn_to_load(name, subserver.load_after, directory):
+        with turn_to_load(name, config.load_after, directory):
             self._loop = DecodingLoop(
-                lambda: build_subserver(name, subserver, folder.parent),
+                lambda: build_subserver(config, repository),
                 UnixCarrier(listen=socket_path(directory, name)),
                 changed=lambda: self._publisher.changed(),
                 name=f"decoding-{name}",
@@ -121,9 +121,11 @@ def start_role(args: Mapping[str, str]) -> Role:
     logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], format="%(message)s", force=True)
     config = json.loads(args["model_config"])
     folder = Path(args["model_repository"])
+    name = str(config["name"])
+    repository = Repository(folder.parent, configs={name: config}, versions={name: args["model_version"]})
     if role_of(config) == "orchestrator":
-        return OrchestratorRole(config, folder)
-    return SubserverRole(config, folder, args["model_version"])
+        return OrchestratorRole(name, repository)
+    return SubserverRole(name, repository)
 
 
 class _TritonLog(logging.Handler):

@@ -9,12 +9,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer, emulated_spec, write_emulated
+from tokenrouter.assembly import Entry
 from tokenrouter.checkpoint import end_ids, load_tokenizer, vocabulary_size
-from tokenrouter.config import entry_config
-from tokenrouter.deployment import Entry, check_same_tokenizer, checkpoint_folder, version_folder
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
+from tokenrouter.vocabulary import check_same_tokenizer
 
 
 def with_token(tokenizer: Tokenizer) -> Tokenizer:
@@ -134,13 +134,13 @@ def test_a_tokenizer_that_was_saved_with_truncation_or_padding_leaves_prompts_as
 
 def test_the_newest_version_counts(tmp_path: Path) -> None:
     for name in ("1", "2", "10", "new", "3.bak"):
-        (tmp_path / name).mkdir()
-    assert version_folder(tmp_path) == tmp_path / "10"
+        (tmp_path / "small" / name).mkdir(parents=True)
+    assert Repository(tmp_path).version("small") == tmp_path / "small" / "10"
 
 
 def test_a_model_without_a_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"small has no version folder"):
-        version_folder(tmp_path / "small")
+        Repository(tmp_path).version("small")
 
 
 @pytest.mark.parametrize(
@@ -149,13 +149,13 @@ def test_a_model_without_a_version_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_lies_in_the_version_folder_unless_named(tmp_path: Path, model: str, folder: str) -> None:
     (tmp_path / "small" / "1").mkdir(parents=True)
     (tmp_path / "small" / "1" / "model.yaml").write_text(f"engine: emulated\n{model}\n")
-    assert checkpoint_folder(tmp_path / "small") == (tmp_path / folder).resolve()
+    assert Repository(tmp_path).checkpoint("small") == (tmp_path / folder).resolve()
 
 
 def test_an_entry_takes_its_defaults_from_the_first_model(tmp_path: Path) -> None:
     write_emulated(tmp_path, emulated_spec(entry={"policy": "single", "policy_params": {}}))
-    config = entry_config(read_model_config(tmp_path / "tokenrouter"))
-    entry = Entry(config, tmp_path)
+    repository = Repository(tmp_path)
+    entry = Entry(repository.entry("tokenrouter"), repository)
     assert (entry.builder.end_ids, entry.builder.vocab_size) == ((END_ID,), VOCAB_SIZE)
     hello = entry.hello("tokenrouter", "routed")
     assert (hello.peer, hello.share, hello.models) == ("tokenrouter", "routed", ("small", "large"))
@@ -174,17 +174,19 @@ def test_a_deployment_with_a_bad_policy_does_not_load(
     tmp_path: Path, policy: str, params: dict[str, Any], says: str
 ) -> None:
     write_emulated(tmp_path, emulated_spec(entry={"policy": policy, "policy_params": params}))
-    config = entry_config(read_model_config(tmp_path / "tokenrouter"))
+    repository = Repository(tmp_path)
+    config = repository.entry("tokenrouter")
     with pytest.raises(Exception, match=says):
-        Entry(config, tmp_path)
+        Entry(config, repository)
 
 
 def test_end_ids_beyond_the_vocabulary_are_refused_at_load(tmp_path: Path) -> None:
     write_emulated(tmp_path, emulated_spec())
-    raw = read_model_config(tmp_path / "tokenrouter")
-    raw["parameters"]["end_ids"] = {"string_value": f"1,{VOCAB_SIZE}"}
+    raw = dict(Repository(tmp_path).config("tokenrouter"))
+    raw["parameters"] = {**raw["parameters"], "end_ids": {"string_value": f"1,{VOCAB_SIZE}"}}
+    repository = Repository(tmp_path, configs={"tokenrouter": raw})
     with pytest.raises(ConfigError, match=f"end_ids.*{VOCAB_SIZE}"):
-        Entry(entry_config(raw), tmp_path)
+        Entry(repository.entry("tokenrouter"), repository)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,7 @@ def test_end_ids_beyond_the_vocabulary_are_refused_at_load(tmp_path: Path) -> No
 )
 def test_a_bad_config_pbtxt_is_named(tmp_path: Path, text: str | None, says: str) -> None:
     if text is not None:
-        (tmp_path / "config.pbtxt").write_text(text)
-    with pytest.raises(ConfigError, match=f"{tmp_path}/config.pbtxt .*{says}"):
-        read_model_config(tmp_path)
+        (tmp_path / "small").mkdir()
+        (tmp_path / "small" / "config.pbtxt").write_text(text)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/small/config.pbtxt .*{says}"):
+        Repository(tmp_path).config("small")

@@ -1,13 +1,12 @@
-"""A model repository as a whole: where its models lie, one tokenizer for all of them, and the objects built from it."""
+"""Puts an orchestrator or a subserver together from a model repository: where server and offline engine begin."""
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
-from tokenrouter.config import EntryConfig, SubserverConfig, entry_config, load_yaml, role_of
+from tokenrouter.config import EntryConfig, SubserverConfig
 from tokenrouter.engines import load_engine
 from tokenrouter.engines.base import Placement
 from tokenrouter.errors import ConfigError
@@ -15,6 +14,7 @@ from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.repository import Repository
 from tokenrouter.request import RequestBuilder
 from tokenrouter.vocabulary import check_same_tokenizer, common_size
 
@@ -22,34 +22,16 @@ if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver
 
 
-def version_folder(model: Path) -> Path:
-    """The newest version folder of a model of the repository.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    versions = [folder for folder in model.glob("*") if folder.is_dir() and folder.name.isdecimal()]
-    if not versions:
-        raise ConfigError(f"{model} has no version folder (1/); is the model named correctly?")
-    return max(versions, key=lambda folder: int(folder.name))
-
-
-def checkpoint_folder(model: Path) -> Path:
-    """The checkpoint of a subserver's newest version: `model` of its model.yaml, by default the version folder."""
-    folder = version_folder(model)
-    return (folder / str(load_yaml(folder / "model.yaml").get("model", "."))).resolve()
-
-
 class Entry:
     """What the orchestrator's role needs, built from a repository.
 
     Args:
         config: the entry model's configuration.
-        repository: folder of the model repository.
+        repository: where its models are.
     """
 
-    def __init__(self, config: EntryConfig, repository: Path) -> None:
-        folders = {name: checkpoint_folder(repository / name) for name in config.models}
+    def __init__(self, config: EntryConfig, repository: Repository) -> None:
+        folders = {name: repository.checkpoint(name) for name in config.models}
         check_same_tokenizer(
             folders,
             allow_added_tokens=config.allow_added_tokens,
@@ -58,7 +40,7 @@ class Entry:
         first = folders[config.models[0]]
         self.config = config
         self.tokenizer = load_tokenizer(first)
-        self._policies = PolicyCache(PolicyContext(config.models, str(repository), {"tokenizer": self.tokenizer}))
+        self._policies = PolicyCache(PolicyContext(config.models, str(repository.root), {"tokenizer": self.tokenizer}))
         self._policies.get(config.policy).prepare("")
         vocab_size = common_size(folders)
         ends = end_ids(first) if config.end_ids is None else config.end_ids
@@ -87,18 +69,11 @@ class Entry:
         return Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
 
 
-def _engine_of(model: Path) -> str | None:
-    """The engine of a model of the repository, or None if it is no subserver."""
-    try:
-        return str(load_yaml(version_folder(model) / "model.yaml").get("engine", "torch"))
-    except ConfigError:
-        return None
-
-
-def direct_entry(name: str, config: SubserverConfig, repository: Path) -> Entry:
+def direct_entry(config: SubserverConfig, repository: Repository) -> Entry:
     """The entry for calls that go to one subserver directly: the same code, with one model and no routing."""
     entry = EntryConfig(
-        models=(name,),
+        name=config.name,
+        models=(config.name,),
         policy=PolicySpec("single"),
         selectable=frozenset(),
         max_inflight=config.max_inflight,
@@ -110,38 +85,23 @@ def direct_entry(name: str, config: SubserverConfig, repository: Path) -> Entry:
     return Entry(entry, repository)
 
 
-def placement(name: str, repository: Path) -> Placement:
+def placement(name: str, repository: Repository) -> Placement:
     """Which entry models of the repository route to this model, and how.
 
     Raises:
         ConfigError: the configuration of such an entry model is wrong.
     """
-    entries = [entry for folder in sorted(repository.iterdir()) if (entry := _entry_of(folder, name)) is not None]
-    names = {model for entry in entries for model in entry.models}
-    folders = {model: checkpoint_folder(repository / model) for model in sorted(names)}
+    entries = repository.entries_to(name)
+    folders = {model: repository.checkpoint(model) for model in sorted({m for entry in entries for m in entry.models})}
     return Placement(
         model=name,
-        repository=str(repository),
+        repository=str(repository.root),
         vocab_size=common_size(folders) if folders else 0,
         policies=tuple((entry.models, entry.policy) for entry in entries),
     )
 
 
-def _entry_of(folder: Path, model: str) -> EntryConfig | None:
-    """The configuration of an entry model that names this model, or None if it is no such thing."""
-    from tokenrouter.repository import read_model_config  # brings gRPC along, which no other engine needs
-
-    try:
-        raw = read_model_config(folder)
-        if role_of(raw) != "orchestrator":
-            return None
-    except ConfigError:
-        return None
-    entry = entry_config(raw)
-    return entry if model in entry.models else None
-
-
-def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Subserver:
+def build_subserver(config: SubserverConfig, repository: Repository) -> Subserver:
     """Loads the engine and wraps it into a subserver.
 
     Raises:
@@ -149,25 +109,24 @@ def build_subserver(name: str, config: SubserverConfig, repository: Path) -> Sub
     """
     from tokenrouter.subserver.machine import Subserver  # brings torch along, which no entry model needs
 
-    sharing = sum(_engine_of(folder) == config.engine for folder in repository.iterdir())
     engine = load_engine(
         config.engine,
         config.checkpoint,
         config.engine_options,
-        sharing=max(1, sharing),
-        placement=placement(name, repository) if config.engine == "tensorrt_llm" else None,
+        sharing=max(1, repository.engines().count(config.engine)),
+        placement=placement(config.name, repository) if config.engine == "tensorrt_llm" else None,
     )
     direct = int(engine.info.kv_blocks * config.direct_kv_share)
     extras: dict[str, Any] = {
         "tokenizer": load_tokenizer(config.checkpoint),
         "hidden_size": engine.info.hidden_size,
-        **engine.extras(name),
+        **engine.extras(config.name),
     }
     return Subserver(
-        name,
+        config.name,
         engine,
         batching=config.batching,
         shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
-        context=lambda models: PolicyContext(models, str(repository), extras),
+        context=lambda models: PolicyContext(models, str(repository.root), extras),
         clock_ns=time.monotonic_ns,
     )
