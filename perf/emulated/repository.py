@@ -12,6 +12,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tools.build_repository.build import write_repository
 from tools.build_repository.spec import DeploymentSpec
 
+END_ID = 256
+VOCAB_SIZE = 257
+"""Of `byte_tokenizer`."""
+
 # Room for responses that run as long as a measurement.
 _LONG = {"repeat": True, "max_seq_len": 1 << 20, "kv_cache_config": {"max_tokens": 1 << 28}}
 
@@ -50,13 +54,12 @@ def write_emulated_repository(
     tokenizer = byte_tokenizer()
     for name in step_ms:
         tokenizer.save(str(folder / name / "1" / "tokenizer.json"))
-        facts = {"eos_token_id": 256, "vocab_size": tokenizer.get_vocab_size(with_added_tokens=True)}
-        (folder / name / "1" / "config.json").write_text(json.dumps(facts))
+        (folder / name / "1" / "config.json").write_text(json.dumps({"eos_token_id": END_ID, "vocab_size": VOCAB_SIZE}))
     return folder
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte and `<|endoftext|>` (256)."""
+    """One token per byte and `<|endoftext|>`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from perf.emulated.repository import VOCAB_SIZE
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER, RouterFile, save_router
 
 HIDDEN_SIZE = 8
@@ -24,18 +25,23 @@ _TOP_LOGITS = 100
 _EMBEDDING = 4
 
 
-def signal_options(leave_rate: float, return_rate: float = 1.0) -> dict[str, dict[str, Any]]:
-    """Engine options by model for the models `small` and `large`.
+def signal_options(
+    leave_rate: float, return_rate: float = 1.0, *, names: tuple[str, ...] = ("small", "large")
+) -> dict[str, dict[str, Any]]:
+    """Engine options by model.
 
     Args:
         leave_rate: how often a policy leaves the small model, per position that it writes or tries to.
         return_rate: how often it leaves the large one; only R-Stitch asks there.
+        names: of the small and the large model.
     """
-    shares = {"small": leave_rate, "large": 1.0 - return_rate}
-    return {name: {"signals": {"unsure": share, "stream": i}} for i, (name, share) in enumerate(shares.items())}
+    shares = zip(names, (leave_rate, 1.0 - return_rate), strict=True)
+    return {name: {"signals": {"unsure": share, "stream": i}} for i, (name, share) in enumerate(shares)}
 
 
-def write_router(repository: Path, policy: str, *, vocab_size: int, hidden_size: int = HIDDEN_SIZE) -> None:
+def write_router(
+    repository: Path, policy: str, *, vocab_size: int = VOCAB_SIZE, hidden_size: int = HIDDEN_SIZE
+) -> None:
     """Writes the policy's router to where a deployment's own is looked for; nothing for a policy without one."""
     if policy in ROUTED_BY_FILE:
         path = repository / DEFAULT_FOLDER / f"{policy}.safetensors"

@@ -17,11 +17,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from perf.emulated.repository import VOCAB_SIZE
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.engines.emulated.signals import SignalsConfig
 
-_VOCABULARY = 257
 _PROMPT = [1, 2, 3, 4]
 
 
@@ -32,7 +32,7 @@ def errors_ms(step_ms: float, batch: int, seconds: float) -> np.ndarray[tuple[in
         step_ms=step_ms, repeat=True, max_seq_len=1 << 20, signals=SignalsConfig(0.35),
         kv_cache_config=KvConfig(max_tokens=1 << 28),
     )  # fmt: skip
-    engine = EmulatedEngine(config, vocab_size=_VOCABULARY)
+    engine = EmulatedEngine(config, vocab_size=VOCAB_SIZE)
     handles = [engine.open(kv_tokens=1 << 20, prompt_tokens=len(_PROMPT)) for _ in range(batch)]
     engine.step([EngineRow(handle, _PROMPT) for handle in handles])
     took = []

@@ -11,12 +11,12 @@ from statistics import fmean, median
 
 from perf.baselines.inprocess import InProcess
 from perf.baselines.turns import step_sync
+from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
 from perf.emulated.repository import byte_tokenizer
 from perf.load.requests import Load, Run
 from perf.paper.cells import Cell, profile_of
-from perf.serving.deployment import Thresholds, write_profile_repository
 from perf.serving.result import drawn_profile, predict
-from perf.serving.run import ENDLESS, Plan, measure, serving, work_around_engines
+from perf.serving.run import ENDLESS, Plan, measure, work_around_engines
 from tools.dtmc.errors import TooLarge
 from tools.dtmc.profile import Profile
 
@@ -75,9 +75,9 @@ def _served(
 ) -> Iterator[Measured]:
     profile = profile_of(policy)
     named = dict(zip(profile.names, thresholds, strict=True))
-    setting = Thresholds("fixed", {0: named}) if max(thresholds) > 1 else Thresholds("eager")
+    setting = Thresholds("fixed", {0: named}) if max(thresholds) > 1 else EAGER
     most = max(numbers)
-    with serving(profile, setting, policy=policy, most_in_flight=most, around_ms=around_ms) as server:
+    with EmulatedDeployment(profile, policy, most, setting, around_ms).serve() as server:
         for n in numbers:
             windows = measure(server, profile.names, n, plan)
             drawn = _as_drawn(drawn_profile(profile, windows), n, named)
@@ -111,10 +111,8 @@ def _in_process(
     seconds = plan.seconds * plan.repeats
     tokenizer = byte_tokenizer()
     with tempfile.TemporaryDirectory(prefix="tokenrouter-perf-") as folder:
-        repository = write_profile_repository(
-            Path(folder), profile_of(policy), thresholds=Thresholds("eager"), policy=policy,
-            most_in_flight=max(numbers), around_ms=around_ms,
-        )  # fmt: skip
+        deployment = EmulatedDeployment(profile_of(policy), policy, max(numbers), EAGER, around_ms)
+        repository = deployment.write(Path(folder))
         for n in numbers:
             with InProcess(repository) as driver:
                 load = Load(

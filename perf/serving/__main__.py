@@ -27,10 +27,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perf.serving.deployment import Thresholds
+from perf.emulated.deployment import EmulatedDeployment, Thresholds
+from perf.emulated.routing import FOLLOWING, routed
 from perf.serving.result import Result, drawn_profile, predict, rows, to_csv
-from perf.serving.routing import FOLLOWING, routed
-from perf.serving.run import Plan, measure, serving, work_around_engines
+from perf.serving.run import Plan, measure, work_around_engines
 from perf.serving.settings import Best, setting, tuned_for
 from perf.traces.trace import read_traces, scripts, traced
 from tools.dtmc.errors import DtmcError
@@ -53,7 +53,7 @@ def compare(
     report: LateProgress,
 ) -> Iterator[Result]:
     """Starts one server with these thresholds and measures every number in flight."""
-    with serving(profile, thresholds, policy=policy, most_in_flight=max(in_flight), around_ms=around_ms) as server:
+    with EmulatedDeployment(profile, policy, max(in_flight), thresholds, around_ms).serve() as server:
         for done, n in enumerate(in_flight):
             share = done / len(in_flight)
             name = f"{thresholds.label}, {n} in flight"

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perf.serving.deployment import Thresholds, write_profile_repository
+from perf.emulated.deployment import EmulatedDeployment
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import load_profile
 
@@ -23,9 +23,7 @@ def main(
     if output.exists():
         sys.exit(f"error: --output {output} exists; name a new folder")
     try:
-        write_profile_repository(
-            output, load_profile(profile), thresholds=Thresholds("eager"), policy=policy, most_in_flight=inflight
-        )
+        EmulatedDeployment(load_profile(profile), policy, inflight).write(output)
     except DtmcError as exc:
         sys.exit(f"error: {exc}")
     print(f"{output}: emulated; make serve MODEL_REPOSITORY={output}")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
-from perf.serving.deployment import Thresholds, write_profile_repository
+from perf.emulated.deployment import EmulatedDeployment
 from perf.serving.window import ENTRY, Window, between, mark
 from tools.dtmc.profile import Profile
 from tools.load import Stream, request_bytes
@@ -60,29 +57,6 @@ class Plan:
         return (self.seed << 16) + index
 
 
-@contextmanager
-def serving(
-    profile: Profile,
-    thresholds: Thresholds,
-    *,
-    policy: str,
-    most_in_flight: int,
-    around_ms: Mapping[str, float] | None = None,
-) -> Iterator[TritonServer]:
-    """A running server that emulates the profile; see `write_profile_repository`."""
-    with tempfile.TemporaryDirectory(prefix="tokenrouter-perf-") as folder:
-        repository = write_profile_repository(
-            Path(folder),
-            profile,
-            thresholds=thresholds,
-            policy=policy,
-            most_in_flight=most_in_flight,
-            around_ms=around_ms,
-        )
-        with TritonServer(repository) as server:
-            yield server
-
-
 def measure(
     server: TritonServer,
     models: Sequence[str],
@@ -124,7 +98,7 @@ def work_around_engines(
     """
     short = replace(plan, seconds=max(1.0, plan.seconds / 4), repeats=1)
     added: dict[str, list[float]] = {name: [] for name in profile.names}
-    with serving(profile, Thresholds("eager"), policy=policy, most_in_flight=max(in_flight)) as server:
+    with EmulatedDeployment(profile, policy, max(in_flight)).serve() as server:
         for n in in_flight:
             (window,) = measure(server, profile.names, n, short, report)
             for name, model in profile.models.items():

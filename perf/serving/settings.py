@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from perf.serving.deployment import Thresholds
+from perf.emulated.deployment import EAGER, Thresholds
 from tools.dtmc.cli import parse_thresholds
 from tools.dtmc.profile import Profile
 from tools.dtmc.search import SearchResult, search
@@ -32,7 +32,7 @@ def setting(name: str, in_flight: Sequence[int], best: Best) -> Thresholds:
         ThresholdError: none of these.
     """
     if name == "eager":
-        return Thresholds("eager")
+        return EAGER
     if name == "best":
         return Thresholds("best", {n: best.at(n).thresholds for n in in_flight})
     return Thresholds(name, {0: parse_thresholds(name)})

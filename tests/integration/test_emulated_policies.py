@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perf.emulated.repository import byte_tokenizer, write_emulated_repository
+from perf.emulated.repository import write_emulated_repository
 from perf.emulated.signals import HIDDEN_SIZE, ROUTED_BY_FILE, signal_options, write_router
 from perf.traces.trace import from_routing
 from tests.support.serving import generate
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         per_model=signal_options(LEAVE, RETURN),
     )
     for policy in ROUTED_BY_FILE:
-        write_router(repository, policy, vocab_size=byte_tokenizer().get_vocab_size(with_added_tokens=True))
+        write_router(repository, policy)
     with TritonServer(repository) as running:
         yield running
 

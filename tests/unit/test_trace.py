@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from perf.emulated.routing import policy_params, routed
 from perf.emulated.signals import ROUTED_BY_SIGNALS
-from perf.serving.routing import policy_params, routed
 from perf.traces.trace import Trace, from_routing, moves, read_traces, traced, write_traces
 from tests.unit.cluster import Cluster, request, spec
 from tests.unit.policy_harness import make

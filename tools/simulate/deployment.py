@@ -76,7 +76,7 @@ def markov_policy(profile: Profile) -> PolicySpec:
         moves = [(name, p, c) for name, p, c in zip(profile.names, p_row, c_row, strict=True) if p > 0]
         for name, _, tokens in moves:
             if tokens not in (0, 1):
-                raise ProfileError(f"commit.{source}.{name}: {tokens:g}; a simulated move commits 0 or 1 tokens")
+                raise ProfileError(f"commit.{source}.{name}: {tokens:g}; policy markov commits 0 or 1 tokens")
         routing[source] = {name: p for name, p, _ in moves}
         commit[source] = {name: int(c) for name, _, c in moves}
     return PolicySpec("markov", json.dumps({"routing": routing, "commit": commit, "entry": profile.entry}))

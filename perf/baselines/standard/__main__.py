@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perf.baselines.standard import CallFailed, Run, StandardServing
-from perf.serving.deployment import Thresholds, write_profile_repository
+from perf.emulated.deployment import EmulatedDeployment
 from tokenrouter.errors import RouterError
 from tokenrouter.request import RequestFields
 from tools.dtmc.errors import DtmcError
@@ -87,13 +87,8 @@ def deployment(arguments: argparse.Namespace) -> Iterator[Path]:
         yield arguments.repository
         return
     with tempfile.TemporaryDirectory(prefix="standard-profile-") as folder:
-        yield write_profile_repository(
-            Path(folder),
-            load_profile(arguments.profile),
-            thresholds=Thresholds("eager"),
-            policy=arguments.policy or "markov",
-            most_in_flight=max(arguments.inflight),
-        )
+        profile = load_profile(arguments.profile)
+        yield EmulatedDeployment(profile, arguments.policy or "markov", max(arguments.inflight)).write(Path(folder))
 
 
 def main() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Any
 
 import msgspec
 
-from perf.emulated.repository import byte_tokenizer
-from perf.emulated.signals import HIDDEN_SIZE, ROUTED_BY_SIGNALS, signal_options, write_router
+from perf.emulated.signals import HIDDEN_SIZE, ROUTED_BY_SIGNALS, signal_options
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import Profile
+from tools.simulate.deployment import markov_policy
 
 ONE_TOKEN = ("r2r", "citer", "collm", "random")
 FOLLOWING = ("markov", "me", "random", *ROUTED_BY_SIGNALS)
@@ -38,13 +38,15 @@ def routed(
     if policy == "markov":
         return profile
     if policy == "me":
-        weights = profile.routing[profile.entry]
-        return _with(profile, dict.fromkeys(profile.names, weights), _all_kept(profile))
+        weights = dict.fromkeys(profile.names, profile.routing[profile.entry])
+        kept = dict.fromkeys(profile.names, dict.fromkeys(profile.names, 1.0))
+        return msgspec.structs.replace(profile, routing=weights, commit=kept)
     if len(profile.names) != 2:
         raise ProfileError(f"--policy {policy}: routes between two models; the profile has {', '.join(profile.names)}")
     small, large = profile.names
-    leave = profile.routing[small].get(large, 0.0) if leave_rate is None else leave_rate
-    back = profile.routing[large].get(small, 0.0) if return_rate is None else return_rate
+    own_leave, own_back = _rates(profile)
+    leave = own_leave if leave_rate is None else leave_rate
+    back = own_back if return_rate is None else return_rate
     if not 0.0 < leave <= 1.0 or not 0.0 < back <= 1.0:
         raise ProfileError(f"--policy {policy}: rates lie in (0, 1], not {leave:g} and {back:g}")
     if policy in ONE_TOKEN:
@@ -53,17 +55,7 @@ def routed(
         back = 1.0
     routing = {small: {small: 1.0 - leave, large: leave}, large: {small: back, large: 1.0 - back}}
     commit = {small: {small: 1.0, large: 0.0}, large: {small: 1.0, large: 1.0}}
-    return _with(profile, routing, commit, entry=small)
-
-
-def _all_kept(profile: Profile) -> dict[str, dict[str, float]]:
-    return {name: dict.fromkeys(profile.names, 1.0) for name in profile.names}
-
-
-def _with(
-    profile: Profile, routing: dict[str, dict[str, float]], commit: dict[str, dict[str, float]], **fields: Any
-) -> Profile:
-    return msgspec.structs.replace(profile, routing=routing, commit=commit, **fields)
+    return msgspec.structs.replace(profile, routing=routing, commit=commit, entry=small)
 
 
 def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
@@ -73,18 +65,14 @@ def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
         ProfileError: the policy does not follow a profile, or this one commits other than 0 or 1 tokens on a move.
     """
     if policy == "markov":
-        commit = {
-            source: {target: int(tokens) for target, tokens in row.items()} for source, row in profile.commit.items()
-        }
-        if any(tokens not in (0, 1) for row in profile.commit.values() for tokens in row.values()):
-            raise ProfileError("commit: policy markov commits 0 or 1 tokens on a move, not a mean; round them")
-        # A move that the profile leaves out commits nothing there, and one token by default here.
-        full = {i: {j: commit.get(i, {}).get(j, 0) for j in profile.names} for i in profile.names}
-        return {"routing": profile.routing, "commit": full, "entry": profile.entry}
+        params: dict[str, Any] = json.loads(markov_policy(profile).params)
+        return params
     if policy == "random":
         return {"p": _rates(profile)[0]}
     if policy == "me":
         return {"weights": dict(profile.routing[profile.entry])}
+    if policy == "scripted":
+        return {"writers": [profile.entry]}
     if policy in ROUTED_BY_SIGNALS:
         return {}
     raise ProfileError(f"--policy {policy}: does not follow a profile; use one of {', '.join(FOLLOWING)}")
@@ -94,18 +82,11 @@ def signals(profile: Profile, policy: str) -> dict[str, dict[str, Any]]:
     """Engine options by model, with which `policy` decides at the profile's rates; the width of hidden states too."""
     if policy not in ROUTED_BY_SIGNALS:
         return {name: {"hidden_size": 0} for name in profile.names}
-    options = signal_options(*_rates(profile))
-    return {
-        name: {"hidden_size": HIDDEN_SIZE, **options[role]}
-        for name, role in zip(profile.names, ("small", "large"), strict=True)
-    }
-
-
-def write_files(repository: Path, policy: str) -> None:
-    """The policy's router, if it has one."""
-    write_router(repository, policy, vocab_size=byte_tokenizer().get_vocab_size(with_added_tokens=True))
+    options = signal_options(*_rates(profile), names=profile.names)
+    return {name: {"hidden_size": HIDDEN_SIZE, **options[name]} for name in profile.names}
 
 
 def _rates(profile: Profile) -> tuple[float, float]:
+    """Probability of leaving the small model, and the large one, of two."""
     small, large = profile.names
     return profile.routing[small].get(large, 0.0), profile.routing[large].get(small, 0.0)
