@@ -13,7 +13,7 @@ import yaml
 from perf.emulated.deployment import EmulatedDeployment, Thresholds
 from perf.emulated.repository import VOCAB_SIZE, byte_tokenizer
 from perf.emulated.routing import routed
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import ModelProfile, load_profile
 
@@ -27,7 +27,7 @@ def options(folder: Path, model: str) -> dict[str, Any]:
 
 
 def parameter(folder: Path, model: str, name: str) -> Any:
-    return json.loads(read_model_config(folder / model)["parameters"][name]["string_value"])
+    return json.loads(Repository(folder).config(model)["parameters"][name]["string_value"])
 
 
 def test_a_table_of_thresholds_and_the_matrices_of_the_profile_are_written(tmp_path: Path) -> None:
