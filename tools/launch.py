@@ -17,9 +17,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import LaunchError, find_installation
 from tools.tritonserver.ports import Ports
-from tools.tritonserver.server import TritonServer, http_open
+from tools.tritonserver.server import TritonServer
 
 ENTRY = "tokenrouter"
 DEMO_PROMPT = "Start 91: -38, *2, -47 ="

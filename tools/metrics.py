@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
+
+from tools.tritonserver.http import http_open
 
 TAKEN = "tokenrouter_statistics_seconds"
 """Gauge of every model: when its numbers were taken, in seconds of the host's monotonic clock. Published last."""
@@ -80,7 +81,7 @@ def scrape(url: str) -> Scrape:
     Args:
         url: for example ``http://127.0.0.1:8002/metrics``.
     """
-    with urlopen(url, timeout=10) as response:
+    with http_open(url, timeout=10) as response:
         text = response.read().decode("utf-8")
     samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples)
     # The parser names every counter's sample NAME_total, whatever the page says.

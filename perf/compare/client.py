@@ -43,8 +43,7 @@ class _Loop:
         self._model = model
         self._load = load
         self._responses: list[Response] = []
-        self._stream = Stream(url, keep=True)
-        self._stream.on_finished = self._next
+        self._stream = Stream(url, keep=True, on_finished=self._next)
         self._stopped = False
 
     def run(self, report: Callable[[str], None]) -> Run:

@@ -19,8 +19,8 @@ from tools.build_repository.build import write_repository
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec, load_spec
 from tools.dtmc.apply import max_queue_delay_microseconds
 from tools.dtmc.profile import Profile, load_profile
-from tools.profile.__main__ import PROMPTS, look, profile_text
-from tools.profiling.load import read_prompts, run_stages, stages
+from tools.load import in_turn, read_prompts, run_stages, stages
+from tools.profile.__main__ import look, profile_text
 from tools.tritonserver.server import TritonServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -56,7 +56,7 @@ class DemoSetting:
         self._models = models
         self._profiles: dict[str, Profile] = {}
         tokenizer = load_tokenizer(models / "small" / "1")
-        self._prompts = [list(tokenizer.encode(text).ids) for text in read_prompts(PROMPTS)]
+        self._prompts = [list(tokenizer.encode(text).ids) for text in read_prompts()]
 
     def kind(self, cell: Cell) -> str:
         """The policy."""
@@ -80,9 +80,7 @@ class DemoSetting:
             before = look(server.metrics_url)
             run_stages(
                 server.grpc_url,
-                "tokenrouter",
-                read_prompts(PROMPTS),
-                max_tokens=_MAX_TOKENS,
+                in_turn("tokenrouter", read_prompts(), _MAX_TOKENS),
                 in_flight=stages(self._most),
                 seconds=_PROFILE_S,
                 report=lambda stage, share: None,

@@ -40,8 +40,7 @@ def measure(tokens: int, step_ms: float) -> dict[str, float]:
 
 def _generate(url: str, tokens: int) -> None:
     done = threading.Event()
-    stream = Stream(url)
-    stream.on_finished = done.set
+    stream = Stream(url, on_finished=done.set)
     stream.send(request_bytes("tokenrouter", "abcdefgh", max_tokens=tokens))
     if not done.wait(120):
         raise SystemExit("error: the response did not end")

@@ -19,9 +19,9 @@ from urllib.request import Request
 import pytest
 
 from tests.support.serving import until
+from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import find_installation
 from tools.tritonserver.ports import free_port
-from tools.tritonserver.server import http_open
 
 pytestmark = pytest.mark.integration
 

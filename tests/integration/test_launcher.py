@@ -20,10 +20,11 @@ import pytest
 
 from tests.integration.conftest import WriteModel
 from tests.support.serving import until
+from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import Ports, free_port
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
-from tools.tritonserver.server import TritonServer, http_open, model_errors
+from tools.tritonserver.server import TritonServer, model_errors
 
 pytestmark = pytest.mark.integration
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,6 @@ from tools.metrics import Scrape
 from tools.profile.__main__ import look, profile_text
 from tools.profile.measured import evaluate
 from tools.profile.steps import MIN_STEPS, fit, read_sums
-from tools.profiling.load import read_prompts, stages
 
 Sample = tuple[str, dict[str, str], float]
 NOTHING = Scrape({})
@@ -176,17 +173,3 @@ def test_prefills_do_not_enter_the_fit() -> None:
 def test_no_server_is_a_clear_error() -> None:
     with pytest.raises(ProfileError, match="give the URL of a running server"):
         look("http://127.0.0.1:9/metrics")
-
-
-def test_stages_double() -> None:
-    assert [stages(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
-
-
-@pytest.mark.parametrize("text", ["", "{}", "no json"], ids=["empty", "no-prompt", "no-json"])
-def test_a_bad_prompt_file_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    with pytest.raises(ProfileError, match=r"prompts\.jsonl"):
-        read_prompts(path)
-    path.write_text(json.dumps({"prompt": "Hi"}))
-    assert read_prompts(path) == ["Hi"]

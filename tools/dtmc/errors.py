@@ -9,8 +9,10 @@ RepositoryError    the model repository, or a config.pbtxt in it, cannot be edit
 
 from __future__ import annotations
 
+from tools.errors import CommandError
 
-class DtmcError(Exception):
+
+class DtmcError(CommandError):
     """Base of everything the command line reports with exit code 2."""
 
 

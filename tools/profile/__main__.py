@@ -11,7 +11,6 @@ that is tuned for should have been seen; --load sees to that with rising numbers
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,15 +19,15 @@ from urllib.error import URLError
 
 import typer
 
-from tools.dtmc.errors import DtmcError, ProfileError
+from tools.dtmc.errors import ProfileError
 from tools.dtmc.network import build_network
 from tools.dtmc.profile import Profile, parse_profile
+from tools.errors import reported
+from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
 from tools.metrics import Scrape, scrape
 from tools.profile.measured import evaluate, to_yaml
-from tools.profiling.load import read_prompts, run_stages, stages
 from tools.progress import LateProgress
 
-PROMPTS = Path(__file__).resolve().parents[2] / "configs" / "demo" / "problems.jsonl"
 _POLL_S = 0.2
 
 
@@ -56,6 +55,7 @@ def look(url: str) -> Scrape:
         raise ProfileError(f"{url}: {getattr(exc, 'reason', exc)}; give the URL of a running server's metrics") from exc
 
 
+@reported()
 def main(
     url: Annotated[str, typer.Option(help="The metrics page.")] = "http://127.0.0.1:8002/metrics",
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("profile.yaml"),
@@ -68,26 +68,17 @@ def main(
     max_tokens: Annotated[int, typer.Option(min=1, help="With --load: tokens of a response.")] = 64,
 ) -> None:
     """Measures a profile."""
-    try:
-        with LateProgress() as report:
-            before = look(url)
-            if load:
-                run_stages(
-                    grpc,
-                    model,
-                    read_prompts(prompts),
-                    max_tokens=max_tokens,
-                    in_flight=stages(inflight),
-                    seconds=seconds,
-                    report=report,
-                )
-            else:
-                _wait(seconds, report)
-            day = datetime.now(timezone.utc).date()
-            source = f"{url} in {seconds:g} s{' under load of its own' if load else ''} on {day}"
-            text, profile = profile_text(before, look(url), source)
-    except DtmcError as exc:
-        sys.exit(f"error: {exc}")
+    request = in_turn(model, read_prompts(prompts), max_tokens) if load else None
+    with LateProgress() as report:
+        before = look(url)
+        if request is not None:
+            run_stages(grpc, request, in_flight=stages(inflight), seconds=seconds, report=report)
+        else:
+            _wait(seconds, report)
+        source = (
+            f"{url} in {seconds:g} s{' under load of its own' if load else ''} on {datetime.now(timezone.utc).date()}"
+        )
+        text, profile = profile_text(before, look(url), source)
     out.write_text(text, "utf-8")
     print(f"{out}: {', '.join(profile.names)}")
 

@@ -9,11 +9,13 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from tools.errors import CommandError
+
 BACKENDS = Path(__file__).resolve().parents[2] / "backends"
 CONTAINER = Path("/opt/tritonserver")
 
 
-class LaunchError(Exception):
+class LaunchError(CommandError):
     """Why the server cannot be started, or did not become ready."""
 
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from urllib.error import URLError
-from urllib.request import ProxyHandler, build_opener
 
 import psutil
 
+from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import LaunchError, assemble_backends, find_installation
 from tools.tritonserver.ports import Ports
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
@@ -28,9 +28,6 @@ _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _KILL_S = 10.0
 _libc = ctypes.CDLL(None)
-
-http_open = build_opener(ProxyHandler({})).open
-"""Opens URLs of a server on this machine, whatever proxy the environment names."""
 
 
 class TritonServer:

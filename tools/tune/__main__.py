@@ -22,8 +22,8 @@ from tools.dtmc.apply import plan_edits, queue_fields, write_edits
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import Profile
 from tools.dtmc.search import search_table
-from tools.profile.__main__ import PROMPTS, look, profile_text
-from tools.profiling.load import read_prompts, run_stages, stages
+from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
+from tools.profile.__main__ import look, profile_text
 from tools.progress import LateProgress
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer
@@ -56,9 +56,7 @@ def profiled(server: TritonServer, entry: str, options: Options, report: LatePro
     before = look(server.metrics_url)
     run_stages(
         server.grpc_url,
-        entry,
-        options.prompts,
-        max_tokens=options.max_tokens,
+        in_turn(entry, options.prompts, options.max_tokens),
         in_flight=stages(options.inflight),
         seconds=options.profile_s,
         report=report,

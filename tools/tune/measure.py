@@ -15,8 +15,8 @@ from tokenrouter.repository import Repository
 from tools.dtmc.errors import RepositoryError, ThresholdError
 from tools.dtmc.profile import Profile
 from tools.dtmc.solve import solve
+from tools.load import ClosedLoop, in_turn
 from tools.metrics import TAKEN, Scrape, fresh_scrape
-from tools.profiling.load import ClosedLoop
 from tools.tritonserver.server import TritonServer
 
 WARM_UP_S = 1.5
@@ -75,13 +75,13 @@ def tokens_per_second(
     """Committed tokens per second with so many requests in flight, `seconds` each, from the server's own counter.
 
     Raises:
-        ProfileError: the server fails requests.
+        LoadError: the server fails requests.
         TimeoutError: it does nothing.
     """
     rates = {}
     for done, n in enumerate(in_flight):
         report(f"measuring {n} in flight", done / len(in_flight))
-        with ClosedLoop(server.grpc_url, entry, prompts, max_tokens=max_tokens, in_flight=n) as loop:
+        with ClosedLoop(server.grpc_url, in_turn(entry, prompts, max_tokens), n) as loop:
             time.sleep(WARM_UP_S)
             before = fresh_scrape(server.metrics_url, entry)
             time.sleep(seconds)

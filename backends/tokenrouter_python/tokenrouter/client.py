@@ -9,7 +9,9 @@ from queue import Queue
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tritonclient.grpc as grpcclient
+from tritonclient.utils import np_to_triton_dtype
 
 from tokenrouter.errors import RouterError
 from tokenrouter.triton.tensors import ENTRY_INPUTS
@@ -95,12 +97,17 @@ def _chunk(result: Any) -> Chunk:
     )
 
 
-def _input(name: str, value: Any) -> Any:
+def input_array(name: str, value: Any) -> npt.NDArray[Any]:
+    """A value, or a list of values, as the entry model's input tensor of this name: [1, values]; text is bytes."""
     kind = ENTRY_INPUTS[name].type
     values = value if isinstance(value, (list, tuple)) else [value]
     if kind == "STRING":
         values = [text.encode("utf-8") for text in values]
-    array = np.array([values], dtype=_DTYPES[kind])
-    tensor = grpcclient.InferInput(name, array.shape, "BYTES" if kind == "STRING" else kind)
+    return np.array([values], dtype=_DTYPES[kind])
+
+
+def _input(name: str, value: Any) -> Any:
+    array = input_array(name, value)
+    tensor = grpcclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
     tensor.set_data_from_numpy(array)
     return tensor
