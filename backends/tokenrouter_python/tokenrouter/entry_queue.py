@@ -17,6 +17,10 @@ from tokenrouter.errors import DeadlineExceeded, Overloaded
 
 Item = TypeVar("Item")
 
+QUEUE_FULL = "Exceeds maximum queue size"
+EXPIRED = "Request timeout expired"
+"""How both refusals begin: Triton's own words, by which clients tell them from other errors with code UNAVAILABLE."""
+
 
 @dataclass(frozen=True, slots=True)
 class EntryQueuePolicy:
@@ -69,7 +73,7 @@ class EntryQueue(Generic[Item]):
         policy = self._policy
         if policy.max_queue_size and len(self) >= policy.max_queue_size:
             raise Overloaded(
-                f"Exceeds maximum queue size: {len(self)} requests wait already (max_queue_size "
+                f"{QUEUE_FULL}: {len(self)} requests wait already (max_queue_size "
                 f"{policy.max_queue_size}); try again later"
             )
         limits = [limit for limit in (policy.default_timeout_ns, timeout_ns) if limit]
@@ -106,6 +110,4 @@ class EntryQueue(Generic[Item]):
 
 
 def _expired(waited_ns: int, limit_us: int) -> DeadlineExceeded:
-    return DeadlineExceeded(
-        f"Request timeout expired: waited {waited_ns * 1e-9:.2f} s in the queue (limit {limit_us} microseconds)"
-    )
+    return DeadlineExceeded(f"{EXPIRED}: waited {waited_ns * 1e-9:.2f} s in the queue (limit {limit_us} microseconds)")

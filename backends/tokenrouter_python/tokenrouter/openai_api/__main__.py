@@ -1,0 +1,55 @@
+"""`python -m tokenrouter.openai_api`: serves `/v1` for a model repository whose Triton runs already."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from tokenrouter.errors import RouterError
+from tokenrouter.openai_api.app import Settings, create_app
+from tokenrouter.openai_api.deployment import Deployment
+
+
+def main(
+    model_repository: Annotated[Path, typer.Option(help="The model repository that Triton serves.")] = Path(
+        "model_repository"
+    ),
+    entry: Annotated[str, typer.Option(help="Name of the entry model.")] = "tokenrouter",
+    grpc_url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "127.0.0.1:8001",
+    metrics_url: Annotated[str | None, typer.Option(help="Triton's metrics page, for /metrics.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 9000,
+    api_key: Annotated[str | None, typer.Option(envvar="TOKENROUTER_API_KEY", help="Bearer token of clients.")] = None,
+    chat_template: Annotated[Path | None, typer.Option(help="Jinja file instead of the tokenizer's template.")] = None,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body.")] = 4 << 20,
+    chat_tokens: Annotated[int, typer.Option(min=1, help="Default of max_tokens in a chat.")] = 512,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    exit_timeout: Annotated[int, typer.Option(min=0, help="Seconds that running responses get at the end.")] = 10,
+) -> None:
+    """Serves an OpenAI-compatible API in front of Triton."""
+    try:
+        template = chat_template.read_text("utf-8") if chat_template is not None else None
+        deployment = Deployment(model_repository, entry, template)
+    except (RouterError, OSError, UnicodeDecodeError) as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        raise typer.Exit(2) from exc
+    settings = Settings(grpc_url, metrics_url, api_key or None, max_body_bytes, chat_tokens)
+    uvicorn.run(
+        create_app(deployment, settings),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=exit_timeout,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,97 @@
+"""Answers of `/v1/chat/completions`, whole and as a stream, in the types of the `openai` package."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage, ChatCompletionTokenLogprob
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
+from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
+from openai.types.chat.chat_completion_chunk import ChoiceDelta
+
+from tokenrouter.openai_api.completions import usage_of
+from tokenrouter.openai_api.generation import Generation
+from tokenrouter.openai_api.requests import ChatCompletionRequest
+from tokenrouter.openai_api.routing import routing_of
+from tokenrouter.openai_api.tokens import Piece
+
+
+@dataclass
+class ChatAnswer:
+    """The answer to one request."""
+
+    request: ChatCompletionRequest
+    generation: Generation
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def whole(self) -> ChatCompletion:
+        """The answer when all of it is there."""
+        pieces = [piece async for piece in self.generation.pieces()]
+        message = ChatCompletionMessage(role="assistant", content="".join(piece.text for piece in pieces))
+        extras = {**self._extras(pieces), **self._totals(pieces)}
+        values = {"index": 0, "message": message, "finish_reason": self.generation.finish_reason, "logprobs": None}
+        return ChatCompletion(
+            id=self.id,
+            choices=[Choice.model_construct(**{**values, **extras})],
+            created=self.created,
+            model=self.request.model,
+            object="chat.completion",
+            usage=usage_of([self.generation]),
+        )
+
+    async def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
+        """The answer as it comes: the role, the text, the reason, and the usage if asked for."""
+        first = True
+        async for piece in self.generation.pieces():
+            if first:
+                yield self._chunk(ChoiceDelta(role="assistant", content=""))
+                first = False
+            yield self._chunk(ChoiceDelta(content=piece.text), **self._extras([piece]))
+        yield self._chunk(ChoiceDelta(), self.generation.finish_reason, **self._totals())
+        if self.request.include_usage:
+            yield self._envelope([], usage_of([self.generation]))
+
+    def _extras(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        if self.request.logprobs:
+            extras["logprobs"] = ChoiceLogprobs(content=self._log_probs(pieces))
+        if self.request.return_routing:
+            extras["routing"] = routing_of(pieces)
+        return extras
+
+    def _totals(self, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
+        if not self.request.return_routing:
+            return {}
+        return {"routing": {**routing_of(pieces), **self.generation.totals}}
+
+    def _log_probs(self, pieces: Sequence[Piece]) -> list[ChatCompletionTokenLogprob]:
+        tokenizer = self.generation.deployment.tokenizer
+        entries = []
+        for token in (token for piece in pieces for token in piece.tokens):
+            text = tokenizer.decode([token.id], skip_special_tokens=False)
+            entries.append(
+                ChatCompletionTokenLogprob(
+                    token=text, bytes=list(text.encode()), logprob=token.log_prob or 0.0, top_logprobs=[]
+                )
+            )
+        return entries
+
+    def _chunk(self, delta: ChoiceDelta, reason: str | None = None, **extras: Any) -> ChatCompletionChunk:
+        values = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **extras}
+        return self._envelope([ChunkChoice.model_construct(**values)])
+
+    def _envelope(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> ChatCompletionChunk:
+        return ChatCompletionChunk.model_construct(
+            id=self.id,
+            choices=choices,
+            created=self.created,
+            model=self.request.model,
+            object="chat.completion.chunk",
+            usage=usage,
+        )

@@ -1,0 +1,116 @@
+"""Answers of `/v1/completions`, whole and as a stream, in the types of the `openai` package."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from openai.types import Completion, CompletionChoice, CompletionUsage
+from openai.types.completion_choice import Logprobs
+
+from tokenrouter.openai_api.generation import Generation
+from tokenrouter.openai_api.requests import CompletionRequest
+from tokenrouter.openai_api.routing import routing_of
+from tokenrouter.openai_api.tokens import Piece
+
+
+@dataclass
+class Answer:
+    """The answer to one request, over all of its prompts."""
+
+    request: CompletionRequest
+    generations: Sequence[Generation]
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def whole(self) -> Completion:
+        """The answer when all of it is there."""
+        tasks = [asyncio.ensure_future(self._collect(index)) for index in range(len(self.generations))]
+        try:
+            choices = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        return self._completion(list(choices), self._usage())
+
+    async def chunks(self) -> AsyncIterator[Completion]:
+        """The answer as it comes, prompt after prompt."""
+        for index, generation in enumerate(self.generations):
+            offset = 0
+            if echo := self._echo(generation):
+                yield self._completion([_choice(index, echo)])
+                offset = len(echo)
+            async for piece in generation.pieces():
+                yield self._completion([_choice(index, piece.text, **self._extras([piece], offset))])
+                offset += len(piece.text)
+            yield self._completion([_choice(index, "", generation.finish_reason, **self._totals(generation))])
+        if self.request.include_usage:
+            yield self._completion([], self._usage())
+
+    async def _collect(self, index: int) -> CompletionChoice:
+        generation = self.generations[index]
+        pieces = [piece async for piece in generation.pieces()]
+        echo = self._echo(generation)
+        text = echo + "".join(piece.text for piece in pieces)
+        extras = {**self._extras(pieces, len(echo)), **self._totals(generation, pieces)}
+        return _choice(index, text, generation.finish_reason, **extras)
+
+    def _echo(self, generation: Generation) -> str:
+        if not self.request.echo:
+            return ""
+        return str(generation.deployment.tokenizer.decode(list(generation.prompt), skip_special_tokens=True))
+
+    def _extras(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        if self.request.logprobs is not None:
+            extras["logprobs"] = self._log_probs(pieces, offset)
+        if self.request.return_routing:
+            extras["routing"] = routing_of(pieces)
+        return extras
+
+    def _totals(self, generation: Generation, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
+        if not self.request.return_routing:
+            return {}
+        return {"routing": {**routing_of(pieces), **generation.totals}}
+
+    def _log_probs(self, pieces: Sequence[Piece], offset: int) -> Logprobs:
+        tokenizer = self.generations[0].deployment.tokenizer
+        texts, values, offsets = [], [], []
+        for piece in pieces:
+            for token in piece.tokens:
+                texts.append(tokenizer.decode([token.id], skip_special_tokens=False))
+                values.append(token.log_prob or 0.0)
+                offsets.append(offset)
+            offset += len(piece.text)
+        top = [{text: value} for text, value in zip(texts, values, strict=True)] if self.request.logprobs else None
+        return Logprobs(tokens=texts, token_logprobs=values, text_offset=offsets, top_logprobs=top)
+
+    def _usage(self) -> CompletionUsage:
+        return usage_of(self.generations)
+
+    def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:
+        return Completion(
+            id=self.id,
+            choices=choices,
+            created=self.created,
+            model=self.request.model,
+            object="text_completion",
+            usage=usage,
+        )
+
+
+def usage_of(generations: Sequence[Generation]) -> CompletionUsage:
+    """Tokens of prompts and responses."""
+    prompt = sum(len(generation.prompt) for generation in generations)
+    completion = sum(generation.completion_tokens for generation in generations)
+    return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def _choice(index: int, text: str, reason: str | None = None, **extras: Any) -> CompletionChoice:
+    # A chunk has no reason before the last one; the type of the package has no place for that.
+    values = {"index": index, "text": text, "finish_reason": reason, "logprobs": None, **extras}
+    return CompletionChoice.model_construct(**values)

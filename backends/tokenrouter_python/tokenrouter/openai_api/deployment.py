@@ -1,0 +1,122 @@
+"""What `/v1` needs of a model repository: names of models and policies, tokenizer, chat template, context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
+
+from tokenrouter.checkpoint import load_tokenizer
+from tokenrouter.config import EntryConfig, entry_config
+from tokenrouter.deployment import checkpoint_folder
+from tokenrouter.errors import ConfigError
+from tokenrouter.openai_api.errors import ApiError, refused
+from tokenrouter.repository import read_model_config
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a request goes: Triton's name of the model, and the policy that its `model` names."""
+
+    model: str
+    policy: str | None = None
+
+
+class Deployment:
+    """One entry model of a repository.
+
+    Args:
+        repository: folder of the model repository.
+        entry: name of the entry model.
+        chat_template: text of a Jinja template instead of the tokenizer's own, or None.
+
+    Raises:
+        ConfigError: the repository cannot be read.
+    """
+
+    def __init__(self, repository: Path, entry: str, chat_template: str | None = None) -> None:
+        self.entry = entry
+        self.config: EntryConfig = entry_config(read_model_config(repository / entry))
+        folders = [checkpoint_folder(repository / name) for name in self.config.models]
+        self.tokenizer: Tokenizer = load_tokenizer(folders[0])
+        self.context = min(_context(folder) for folder in folders)
+        self._template = ChatTemplate(folders[0], chat_template)
+
+    @property
+    def model_ids(self) -> list[str]:
+        """Everything that `model` may name: the entry, each policy of it, each LLM."""
+        policies = sorted(self.config.selectable | {self.config.policy.name})
+        return [self.entry, *(f"{self.entry}:{policy}" for policy in policies), *self.config.models]
+
+    def target(self, model: str) -> Target:
+        """Where requests for this `model` go.
+
+        Raises:
+            ApiError: 404.
+        """
+        if model not in self.model_ids:
+            known = ", ".join([self.entry, *self.config.models])
+            message = f"model {model!r} is not served here; there is {known}, and {self.entry}:POLICY (GET /v1/models)"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        name, _, policy = model.partition(":")
+        return Target(name, policy or None)
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """Token ids of a prompt."""
+        return list(self.tokenizer.encode(prompt).ids) if isinstance(prompt, str) else list(prompt)
+
+    def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Token ids of a chat; the template writes special tokens itself, so none are added.
+
+        Raises:
+            ApiError: 400, the template refuses the messages, or there is none.
+        """
+        return list(self.tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids)
+
+
+class ChatTemplate:
+    """The chat template of a checkpoint's tokenizer, by transformers' `apply_chat_template`.
+
+    Args:
+        folder: the checkpoint.
+        text: a template instead of the tokenizer's own.
+    """
+
+    def __init__(self, folder: Path, text: str | None) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        if text is not None:
+            self._tokenizer.chat_template = text
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        """The prompt's text, with the beginning of the assistant's answer.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self._tokenizer.chat_template is None:
+            raise refused(
+                "messages",
+                "the tokenizer of this deployment has no chat template; use /v1/completions, or start the server with "
+                "--chat-template FILE",
+            )
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except (TemplateError, TypeError, ValueError) as exc:
+            raise refused("messages", f"the chat template refuses these messages: {exc}") from exc
+
+
+def _context(checkpoint: Path) -> int:
+    """Most tokens of prompt and response that the checkpoint's own configuration allows."""
+    path = checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_text("utf-8"))
+        return int(config.get("max_position_embeddings") or config["n_positions"])
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise ConfigError(f"{path} does not say how long a sequence may be: {exc}") from exc

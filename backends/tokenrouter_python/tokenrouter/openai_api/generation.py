@@ -1,0 +1,94 @@
+"""One response from Triton as pieces of text; cancelled as soon as nobody takes them any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenrouter.openai_api.deployment import Deployment, Target
+from tokenrouter.openai_api.errors import timed_out
+from tokenrouter.openai_api.requests import GenerationFields
+from tokenrouter.openai_api.tokens import Piece, PieceStream
+from tokenrouter.openai_api.triton import Triton
+
+_SEEDS = 2**64
+
+
+@dataclass
+class Generation:
+    """One response.
+
+    Attributes:
+        prompt: token ids of the prompt.
+        completion_tokens: tokens so far, those of a stop word included.
+        finish_reason: ``stop`` or ``length`` once it is over.
+        totals: `routing` of the whole response once it is over, if asked for.
+    """
+
+    triton: Triton
+    deployment: Deployment
+    target: Target
+    prompt: Sequence[int]
+    fields: dict[str, Any]
+    stop: Sequence[str]
+    completion_tokens: int = 0
+    finish_reason: str = ""
+    totals: dict[str, Any] = field(default_factory=dict)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The text as it comes, in pieces that depend on the tokens alone.
+
+        Raises:
+            ApiError: Triton or the model refused or failed, or time ran out.
+        """
+        stream = PieceStream(self.deployment.tokenizer, self.prompt, self.stop)
+        deltas = self.triton.generate(self.target.model, **self.fields)
+        try:
+            async for delta in deltas:
+                self.completion_tokens += len(delta.tokens)
+                for piece in stream.push(delta.tokens):
+                    yield piece
+                if delta.finish_reason == "timeout":
+                    raise timed_out()
+                self.finish_reason = delta.finish_reason or self.finish_reason
+                self.totals = delta.totals or self.totals
+        finally:
+            await deltas.aclose()  # type: ignore[attr-defined]
+        for piece in stream.flush():
+            yield piece
+
+
+def begin(
+    request: GenerationFields,
+    prompt: Sequence[int],
+    *,
+    triton: Triton,
+    deployment: Deployment,
+    max_tokens: int,
+    log_probs: bool,
+) -> Generation:
+    """The response to one prompt; nothing is sent before its pieces are asked for.
+
+    Raises:
+        ApiError: 404, the model is not served here.
+    """
+    target = deployment.target(request.model)
+    fields: dict[str, Any] = {
+        "input_ids": list(prompt),
+        "max_tokens": max_tokens,
+        # OpenAI's default; our own models take no temperature for greedy.
+        "temperature": 1.0 if request.temperature is None else request.temperature,
+        "top_p": request.top_p or None,
+        "seed": None if request.seed is None else request.seed % _SEEDS,
+        "stop_words": request.stop_words or None,
+        "presence_penalty": request.presence_penalty or None,
+        "frequency_penalty": request.frequency_penalty or None,
+        "return_log_probs": True if log_probs else None,
+    }
+    if target.model == deployment.entry:
+        params = None if request.policy_params is None else json.dumps(request.policy_params)
+        fields |= {"policy": target.policy or request.policy, "policy_params": params}
+        fields |= {"return_routing": True if request.return_routing else None}
+    return Generation(triton, deployment, target, prompt, fields, request.stop_words)

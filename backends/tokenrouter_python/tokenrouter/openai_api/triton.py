@@ -1,0 +1,102 @@
+"""The one client of Triton in this server: streams of generated tokens, readiness, the metrics page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import numpy as np
+import tritonclient.grpc.aio as grpcclient
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException
+
+from tokenrouter.client import _input
+from tokenrouter.openai_api.errors import from_triton
+from tokenrouter.openai_api.tokens import Token
+
+# Asks Triton to end a stream with a gRPC status instead of an error text in a message.
+_STATUS_HEADER = {"triton_grpc_error": "true"}
+_NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+@dataclass(slots=True)
+class Delta:
+    """One response of the stream: new tokens, and with the last one why the response ended and what it was made of."""
+
+    tokens: list[Token]
+    finish_reason: str = ""
+    totals: dict[str, Any] = field(default_factory=dict)
+
+
+class Triton:
+    """Calls models of one Triton server.
+
+    Args:
+        url: host:port of the gRPC endpoint.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._client = grpcclient.InferenceServerClient(url, channel_args=_NO_LIMIT)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def ready(self, models: list[str]) -> list[str]:
+        """Which of these models are not ready; all of them if the server does not answer."""
+        try:
+            return [name for name in models if not await self._client.is_model_ready(name)]
+        except InferenceServerException:
+            return models
+
+    async def generate(self, model: str, **fields: Any) -> AsyncIterator[Delta]:
+        """Streams one response. Leaving the iterator cancels the request.
+
+        Args:
+            model: Triton's name of the model.
+            fields: input tensors by name; None is left out.
+
+        Raises:
+            ApiError: Triton or the model refused or failed.
+        """
+        given = {name: value for name, value in fields.items() if value is not None}
+        outputs = ["output_ids", "finish_reason"]
+        outputs += ["output_log_probs"] if given.get("return_log_probs") else []
+        outputs += ["routing"] if given.get("return_routing") else []
+
+        async def requests() -> AsyncIterator[dict[str, Any]]:
+            yield {
+                "model_name": model,
+                "inputs": [_input(name, value) for name, value in {**given, "stream": True}.items()],
+                "outputs": [grpcclient.InferRequestedOutput(name) for name in outputs],
+            }
+
+        call = self._client.stream_infer(requests(), headers=_STATUS_HEADER)
+        try:
+            async for result, error in call:
+                if error is not None:
+                    raise from_triton(grpc.StatusCode.INTERNAL, str(error.message()))
+                yield _delta(result.get_response())
+        except grpc.aio.AioRpcError as exc:
+            raise from_triton(exc.code(), exc.details() or exc.code().name) from exc
+        finally:
+            call.cancel()
+
+
+def _delta(response: service_pb2.ModelInferResponse) -> Delta:
+    raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=True))
+    tokens = [Token(int(token)) for token in np.frombuffer(raw.get("output_ids", b""), np.int32)]
+    if "output_log_probs" in raw:
+        for token, log_prob in zip(tokens, np.frombuffer(raw["output_log_probs"], np.float32), strict=False):
+            token.log_prob = float(log_prob)
+    routing: dict[str, Any] = json.loads(raw["routing"][4:]) if "routing" in raw else {}
+    _name_writers(tokens, routing.pop("runs", []))
+    return Delta(tokens, raw["finish_reason"][4:].decode() if "finish_reason" in raw else "", routing)
+
+
+def _name_writers(tokens: list[Token], runs: list[dict[str, Any]]) -> None:
+    writers = [run["model"] for run in runs for _ in range(run["end"] - run["start"])]
+    for token, writer in zip(tokens, writers, strict=False):
+        token.writer = writer
