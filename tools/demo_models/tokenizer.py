@@ -43,6 +43,8 @@ def tokenizer_config() -> dict[str, object]:
         "clean_up_tokenization_spaces": False,
         "model_max_length": MAX_LENGTH,
         "padding_side": "left",
+        # The models know one turn only: the last message is the problem.
+        "chat_template": "{{ messages[-1]['content'] }}",
     }
 
 

@@ -12,8 +12,8 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
 from tokenrouter.checkpoint import load_tokenizer
-from tokenrouter.config import EntryConfig, entry_config
-from tokenrouter.deployment import checkpoint_folder
+from tokenrouter.config import EntryConfig, entry_config, load_yaml
+from tokenrouter.deployment import checkpoint_folder, version_folder
 from tokenrouter.errors import ConfigError
 from tokenrouter.openai_api.errors import ApiError, refused
 from tokenrouter.repository import read_model_config
@@ -42,10 +42,11 @@ class Deployment:
     def __init__(self, repository: Path, entry: str, chat_template: str | None = None) -> None:
         self.entry = entry
         self.config: EntryConfig = entry_config(read_model_config(repository / entry))
-        folders = [checkpoint_folder(repository / name) for name in self.config.models]
-        self.tokenizer: Tokenizer = load_tokenizer(folders[0])
-        self.context = min(_context(folder) for folder in folders)
-        self._template = ChatTemplate(folders[0], chat_template)
+        models = [repository / name for name in self.config.models]
+        checkpoint = checkpoint_folder(models[0])
+        self.tokenizer: Tokenizer = load_tokenizer(checkpoint)
+        self.context = min(_context(model) for model in models)
+        self._template = ChatTemplate(checkpoint, chat_template)
 
     @property
     def model_ids(self) -> list[str]:
@@ -88,9 +89,9 @@ class ChatTemplate:
     """
 
     def __init__(self, folder: Path, text: str | None) -> None:
-        from transformers import AutoTokenizer
+        from transformers import PreTrainedTokenizerFast
 
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         if text is not None:
             self._tokenizer.chat_template = text
 
@@ -112,11 +113,15 @@ class ChatTemplate:
             raise refused("messages", f"the chat template refuses these messages: {exc}") from exc
 
 
-def _context(checkpoint: Path) -> int:
-    """Most tokens of prompt and response that the checkpoint's own configuration allows."""
-    path = checkpoint / "config.json"
-    try:
-        config = json.loads(path.read_text("utf-8"))
-        return int(config.get("max_position_embeddings") or config["n_positions"])
-    except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise ConfigError(f"{path} does not say how long a sequence may be: {exc}") from exc
+def _context(model: Path) -> int:
+    """Most tokens of prompt and response: what the deployment says, or what the checkpoint can."""
+    folder = version_folder(model)
+    limit = load_yaml(folder / "model.yaml").get("max_seq_len")
+    if limit is None:
+        path = checkpoint_folder(model) / "config.json"
+        try:
+            config = json.loads(path.read_text("utf-8"))
+            limit = config.get("max_position_embeddings") or config["n_positions"]
+        except (OSError, ValueError, KeyError) as exc:
+            raise ConfigError(f"{path} does not say how long a sequence may be: {exc}") from exc
+    return int(limit)
