@@ -59,7 +59,7 @@ def stream(url: str, prompt: str, *, model: str = "tokenrouter", **fields: Any) 
         ServerError: the server refused the request, failed, or cannot be reached.
     """
     values = {"text_input": prompt, "stream": True, "return_routing": True, **fields}
-    inputs = [_input(name, value) for name, value in values.items() if value is not None]
+    inputs = [infer_input(name, value) for name, value in values.items() if value is not None]
     answers: Queue[tuple[Any, Any]] = Queue()
     try:
         with grpcclient.InferenceServerClient(url) as client:
@@ -106,7 +106,7 @@ def input_array(name: str, value: Any) -> npt.NDArray[Any]:
     return np.array([values], dtype=_DTYPES[kind])
 
 
-def _input(name: str, value: Any) -> Any:
+def infer_input(name: str, value: Any) -> Any:
     array = input_array(name, value)
     tensor = grpcclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
     tensor.set_data_from_numpy(array)

@@ -18,7 +18,7 @@ def main(
     model_repository: Annotated[Path, typer.Option(help="The model repository that Triton serves.")] = Path(
         "model_repository"
     ),
-    entry: Annotated[str, typer.Option(help="Name of the entry model.")] = "tokenrouter",
+    entry: Annotated[str | None, typer.Option(help="Entry model, if there are several.")] = None,
     grpc_url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "127.0.0.1:8001",
     metrics_url: Annotated[str | None, typer.Option(help="Triton's metrics page, for /metrics.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

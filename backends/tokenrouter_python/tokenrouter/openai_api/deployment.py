@@ -12,11 +12,10 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
 from tokenrouter.checkpoint import load_tokenizer
-from tokenrouter.config import EntryConfig, entry_config, load_yaml
-from tokenrouter.deployment import checkpoint_folder, version_folder
+from tokenrouter.config import SubserverConfig
 from tokenrouter.errors import ConfigError
 from tokenrouter.openai_api.errors import ApiError, refused
-from tokenrouter.repository import read_model_config
+from tokenrouter.repository import Repository
 
 
 @dataclass(frozen=True)
@@ -32,21 +31,21 @@ class Deployment:
 
     Args:
         repository: folder of the model repository.
-        entry: name of the entry model.
+        entry: name of the entry model, if there are several.
         chat_template: text of a Jinja template instead of the tokenizer's own, or None.
 
     Raises:
         ConfigError: the repository cannot be read.
     """
 
-    def __init__(self, repository: Path, entry: str, chat_template: str | None = None) -> None:
-        self.entry = entry
-        self.config: EntryConfig = entry_config(read_model_config(repository / entry))
-        models = [repository / name for name in self.config.models]
-        checkpoint = checkpoint_folder(models[0])
-        self.tokenizer: Tokenizer = load_tokenizer(checkpoint)
+    def __init__(self, repository: Path, entry: str | None = None, chat_template: str | None = None) -> None:
+        parts = Repository(repository)
+        self.config = parts.entry(entry)
+        self.entry = self.config.name
+        models = list(parts.models(self.config).values())
+        self.tokenizer: Tokenizer = load_tokenizer(models[0].checkpoint)
         self.context = min(_context(model) for model in models)
-        self._template = ChatTemplate(checkpoint, chat_template)
+        self._template = ChatTemplate(models[0].checkpoint, chat_template)
 
     @property
     def model_ids(self) -> list[str]:
@@ -113,12 +112,11 @@ class ChatTemplate:
             raise refused("messages", f"the chat template refuses these messages: {exc}") from exc
 
 
-def _context(model: Path) -> int:
+def _context(model: SubserverConfig) -> int:
     """Most tokens of prompt and response: what the deployment says, or what the checkpoint can."""
-    folder = version_folder(model)
-    limit = load_yaml(folder / "model.yaml").get("max_seq_len")
+    limit = model.engine_options.get("max_seq_len")
     if limit is None:
-        path = checkpoint_folder(model) / "config.json"
+        path = model.checkpoint / "config.json"
         try:
             config = json.loads(path.read_text("utf-8"))
             limit = config.get("max_position_embeddings") or config["n_positions"]

@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as grpcclient
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from tokenrouter.client import _input
+from tokenrouter.client import infer_input
 from tokenrouter.openai_api.errors import from_triton
 from tokenrouter.openai_api.tokens import Token
 
@@ -69,7 +69,7 @@ class Triton:
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield {
                 "model_name": model,
-                "inputs": [_input(name, value) for name, value in {**given, "stream": True}.items()],
+                "inputs": [infer_input(name, value) for name, value in {**given, "stream": True}.items()],
                 "outputs": [grpcclient.InferRequestedOutput(name) for name in outputs],
             }
 
