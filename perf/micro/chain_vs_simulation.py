@@ -20,7 +20,8 @@ from rich.table import Table
 
 from tools.dtmc.profile import ModelProfile, Profile
 from tools.dtmc.solve import Solution, solve
-from tools.simulate import SimulationResult, simulate
+from tools.simulate.result import SimulationResult
+from tools.simulate.run import simulate
 
 DELTA_MS = 0.5
 MOST_REQUESTS = {2: 8, 3: 5}

@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from tools.dtmc import load_profile, search, search_table
+from tools.dtmc.profile import load_profile
+from tools.dtmc.search import search, search_table
 
 R2R = "configs/profiles/r2r_qwen3_0.6b_32b.yaml"
 ME = "configs/profiles/me_qwen3_0.6b_8b_32b.yaml"

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.engines.base import EngineRow
-from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
+from tokenrouter.engines.torch.config import TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
 from tokenrouter.messages import PolicySpec, Sampling
 from tokenrouter.policies import load_policy
 from tokenrouter.policies.base import Policy, PolicyContext, RouteBatch, destination_names

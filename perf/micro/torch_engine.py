@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenrouter.engines.base import EngineRow
-from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
+from tokenrouter.engines.torch.config import TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
 
 DEFAULT_MODEL = Path("model_repository/large/1")
 

@@ -36,7 +36,7 @@ from perf.traces.trace import read_traces, scripts, traced
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import Profile, load_profile
 from tools.progress import LateProgress
-from tools.simulate import throughput
+from tools.simulate.run import throughput
 from tools.tritonserver.installation import LaunchError
 
 

@@ -17,7 +17,8 @@ use_double()
 
 from tests.contract.calls import BLOCK, SMALL, build, tags  # noqa: E402
 from tokenrouter.engines.base import EngineRow  # noqa: E402
-from tokenrouter.engines.torch import KvCacheConfig, TorchEngine, TorchEngineConfig  # noqa: E402
+from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig  # noqa: E402
+from tokenrouter.engines.torch.engine import TorchEngine  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:

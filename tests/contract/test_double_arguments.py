@@ -30,8 +30,9 @@ from tests.contract.calls import (
 from tests.contract.processors import CALLS, GATES, Gate, Record
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.tensorrt_llm import facts
-from tokenrouter.engines.torch import KvCacheConfig as TorchKvCacheConfig
-from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
+from tokenrouter.engines.torch.config import KvCacheConfig as TorchKvCacheConfig
+from tokenrouter.engines.torch.config import TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
 
 
 @pytest.mark.pins("unknown_arguments_refused")

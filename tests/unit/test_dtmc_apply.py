@@ -9,7 +9,6 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from tools.dtmc import RepositoryError, load_profile, search_table
 from tools.dtmc.apply import (
     QueueFields,
     edited,
@@ -18,7 +17,10 @@ from tools.dtmc.apply import (
     queue_fields,
     write_edits,
 )
+from tools.dtmc.errors import RepositoryError
 from tools.dtmc.pbtxt import set_scalar
+from tools.dtmc.profile import load_profile
+from tools.dtmc.search import search_table
 
 PROFILE = load_profile(Path(__file__).parents[2] / "configs" / "profiles" / "r2r_qwen3_0.6b_32b.yaml")
 FIELDS = QueueFields({1: 1, 2: 2, 3: 2, 4: 3}, delay_microseconds=67800)

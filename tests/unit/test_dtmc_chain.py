@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.dtmc import ThresholdError, TooLarge, build_network, load_profile, parse_profile, solve
 from tools.dtmc.chain import build_chain
-from tools.dtmc.network import Network
-from tools.dtmc.profile import ModelProfile, Profile
+from tools.dtmc.errors import ThresholdError, TooLarge
+from tools.dtmc.network import Network, build_network
+from tools.dtmc.profile import ModelProfile, Profile, load_profile, parse_profile
 from tools.dtmc.scatter import scatter_tables
-from tools.dtmc.solve import Solver
+from tools.dtmc.solve import Solver, solve
 from tools.dtmc.stationary import _aggregation, recurrent_part, stationary_distribution
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.dtmc import ProfileError, build_network, dump_profile, load_profile, parse_profile, step_time_ms
+from tools.dtmc.errors import ProfileError
+from tools.dtmc.network import build_network
+from tools.dtmc.profile import dump_profile, load_profile, parse_profile, step_time_ms
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"
 GOOD = """

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tools.dtmc import TooLarge, build_network, load_profile, search, search_table
+from tools.dtmc.errors import TooLarge
+from tools.dtmc.network import build_network
+from tools.dtmc.profile import load_profile
 from tools.dtmc.race import silent
 from tools.dtmc.sampling import Sampler
 from tools.dtmc.scatter import scatter_tables
-from tools.dtmc.search import EXHAUSTIVE_TRANSITIONS, _exhaustive, _race, feasible_vectors
+from tools.dtmc.search import EXHAUSTIVE_TRANSITIONS, _exhaustive, _race, feasible_vectors, search, search_table
 from tools.dtmc.solve import Solver
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"

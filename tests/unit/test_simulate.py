@@ -16,10 +16,10 @@ from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import load_profile, parse_profile
 from tools.dtmc.solve import Solution
 from tools.dtmc.sweep import load_simulator
-from tools.simulate import simulate, throughput
 from tools.simulate.deployment import build_deployment
 from tools.simulate.load import Clients, Load
 from tools.simulate.loop import EventLoop
+from tools.simulate.run import simulate, throughput
 from tools.simulate.timeline import draw_timeline
 from tools.simulate.trace import write_trace
 

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenrouter.engines.base import Engine, EngineRow
-from tokenrouter.engines.torch import KvCacheConfig, TorchEngine, TorchEngineConfig
 from tokenrouter.engines.torch.batch import Costs, plan_groups
+from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
 from tokenrouter.errors import ConfigError, EngineFailed
 
 VOCAB = 97

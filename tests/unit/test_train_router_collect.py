@@ -11,8 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
-from tokenrouter.engines.torch.config import KvCacheConfig
+from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
 from tokenrouter.engines.torch.loading import load_model
 from tokenrouter.policies.checkpoints import load_router
 from tools.demo_models.tokenizer import END_OF_TEXT_ID

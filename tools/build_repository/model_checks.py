@@ -67,7 +67,7 @@ def _option_problems(model: ModelSpec) -> Iterator[str]:
         if "gpus" in model.options:
             yield "gpus stands beside options, not in it"
     elif model.engine == "torch":
-        from tokenrouter.engines.torch import TorchEngineConfig
+        from tokenrouter.engines.torch.config import TorchEngineConfig
 
         yield from caught(lambda: TorchEngineConfig.from_mapping(model.options))
     elif model.engine == "emulated":

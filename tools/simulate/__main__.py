@@ -24,8 +24,9 @@ from tokenrouter.errors import RouterError
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import Profile, load_profile
 from tools.progress import LateProgress
-from tools.simulate import Latency, SimulationResult, Step, simulate, throughput
-from tools.simulate.run import DEFAULT_WARMUP
+from tools.simulate.meter import Step
+from tools.simulate.result import Latency, SimulationResult
+from tools.simulate.run import DEFAULT_WARMUP, simulate, throughput
 
 __all__ = ["simulate", "throughput"]
 

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
+from tokenrouter.engines.torch.config import TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
 from tokenrouter.engines.torch.loading import load_model
 
 

@@ -15,8 +15,9 @@ from typing import Any, Protocol
 from perf.baselines.standard.wire import TOKEN_BYTES
 from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult
 from tokenrouter.engines.emulated.engine import EmulatedEngine, _Sequence
-from tokenrouter.engines.torch import SequenceHandle, TorchEngine, TorchEngineConfig
 from tokenrouter.engines.torch.blocks import BlockLease
+from tokenrouter.engines.torch.config import TorchEngineConfig
+from tokenrouter.engines.torch.engine import SequenceHandle, TorchEngine
 from tokenrouter.errors import ConfigError
 
 _PROMPTS = 256

@@ -25,7 +25,8 @@ def load_engine(
         ConfigError: unknown engine, or whatever the engine refuses.
     """
     if name == "torch":
-        from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
+        from tokenrouter.engines.torch.config import TorchEngineConfig
+        from tokenrouter.engines.torch.engine import TorchEngine
 
         return TorchEngine.from_folder(checkpoint, TorchEngineConfig.from_mapping(options), sharing=sharing)
     if name == "emulated":

@@ -18,9 +18,9 @@ from transformers import AutoConfig
 
 from tensorrt_llm import _behaviour
 from tensorrt_llm._double.kv import BlockTree, Lease
-from tokenrouter.engines.torch import KvCacheConfig as TorchKvCacheConfig
-from tokenrouter.engines.torch import TorchEngine, TorchEngineConfig
-from tokenrouter.engines.torch.engine import SequenceHandle
+from tokenrouter.engines.torch.config import KvCacheConfig as TorchKvCacheConfig
+from tokenrouter.engines.torch.config import TorchEngineConfig
+from tokenrouter.engines.torch.engine import SequenceHandle, TorchEngine
 
 DEFAULT_SEQUENCES = 16
 """Full-length sequences that the KV pool holds if the arguments set no size."""
