@@ -25,7 +25,7 @@ from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
 from tokenrouter.subserver.machine import Subserver
-from tokenrouter.subserver.runner import StepPlan
+from tokenrouter.subserver.stepped import StepPlan
 
 _PEER = 1
 
@@ -113,7 +113,7 @@ class InProcess:
         """One turn: the models that the rule names step at the same time, then everything is handed over."""
         self._exchange()
         plans = [_plan(subserver) for subserver in self._subservers]
-        counts = [0 if plan is None else len(plan.batch.keys) for plan in plans]
+        counts = [0 if plan is None else len(plan.rows) for plan in plans]
         running = rule(counts, self._last)
         self._last = max(running)
         steps = [(self._subservers[i], plan) for i in running if (plan := plans[i]) is not None]

@@ -16,7 +16,8 @@ import tensorrt_llm
 from tensorrt_llm import _behaviour
 
 from tests.contract.deployments import BLOCK, DEMO, ROOT, TENSORRT_LLM, TORCH, deployment
-from tokenrouter.engines import load_engine
+from tokenrouter.engines import load_tensorrt_llm
+from tokenrouter.engines.base import Placement
 from tokenrouter.engines.tensorrt_llm.environment import clean_environment
 from tokenrouter.errors import ConfigError, EngineFailed, InvalidRequest, PolicyFailed
 from tokenrouter.offline import TokenRouter
@@ -238,7 +239,7 @@ def test_log_probabilities_are_refused(router: TokenRouter) -> None:
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], says: str) -> None:
     options = {key: value for key, value in {**TENSORRT_LLM, **changes}.items() if key != "engine"}
     with pytest.raises(ConfigError, match=f"model.yaml: .*{says}"):
-        load_engine("tensorrt_llm", DEMO / "small" / "1", options)
+        load_tensorrt_llm(DEMO / "small" / "1", options, Placement())
 
 
 @pytest.mark.parametrize(
@@ -387,10 +388,11 @@ def test_nothing_imports_the_library_before_a_model_loads() -> None:
         "        importlib.import_module(module.name)\n"
         "assert 'tensorrt_llm' not in sys.modules\n"
         "from pathlib import Path\n"
-        "from tokenrouter.engines import load_engine\n"
+        "from tokenrouter.engines import load_tensorrt_llm\n"
+        "from tokenrouter.engines.base import Placement\n"
         "try:\n"
         "    options = {'kv_cache_config': {'max_tokens': 4096}}\n"
-        f"    load_engine('tensorrt_llm', Path({str(DEMO / 'small' / '1')!r}), options)\n"
+        f"    load_tensorrt_llm(Path({str(DEMO / 'small' / '1')!r}), options, Placement())\n"
         "except Exception as exc:\n"
         "    print(type(exc).__name__, exc)\n"
     )

@@ -26,7 +26,8 @@ from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result, Update
-from tokenrouter.subserver.machine import StepPlan, Subserver
+from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.stepped import SteppingRunner, StepPlan
 
 MS = 1_000_000
 TOKENIZER = byte_tokenizer()
@@ -138,11 +139,9 @@ class Cluster:
         link.peer, link.greeted = self._peers, False
         link.subserver = Subserver(
             name,
-            engine,
-            batching=self.batching.get(name, Batching()),
+            SteppingRunner(engine, self.batching.get(name, Batching()), clock_ns=lambda: self.now_ns),
             shares={"routed": engine.info.kv_blocks},
-            context=lambda models: PolicyContext(models),
-            clock_ns=lambda: self.now_ns,
+            context=PolicyContext,
         )
         hello = Hello(PROTOCOL_VERSION, "test", "routed", self.models, PolicySpec("single"))
         link.down.append(Codec.encode(hello))

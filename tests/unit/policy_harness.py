@@ -77,14 +77,14 @@ class _Active:
                 prompt_tokens=len(self.request.prompt),
                 sampling=self.driver.sampling(self.request.seed),
                 policy=self.driver.policy,
-                handle=None,
             )
         sequence = self.sequences[model]
         sequence.splice(len(sequence.tokens), history[len(sequence.tokens) :])
         wire = msgspec.msgpack.decode(msgspec.msgpack.encode(state))
         sequence.arrive(visit=len(self.trace.visits), source=source, state=wire)
-        sequence.plan = self.driver.policy.receive(sequence)
-        assert sequence.plan.limit is None or sequence.plan.limit >= 1
+        visit = self.driver.policy.receive(sequence)
+        assert visit.limit is None or visit.limit >= 1
+        sequence.visit_limit, sequence.then = visit.limit, visit.then
         self.trace.visits.append((model, sequence.position))
 
     @property
@@ -93,8 +93,8 @@ class _Active:
 
     @property
     def limited(self) -> bool:
-        plan = self.sequence.plan
-        return plan.limit is not None and self.sequence.visit_tokens + 1 >= plan.limit
+        limit = self.sequence.visit_limit
+        return limit is not None and self.sequence.visit_tokens + 1 >= limit
 
     def settle(self, token: int, target: str) -> None:
         sequence, trace = self.sequence, self.trace
@@ -150,7 +150,7 @@ class Driver:
             row.banned = self.policy.mask(model, logits.shape[1])
         tokens = sampling.sample(logits, rows)
         asked = [i for i, a in enumerate(active) if not a.limited]
-        targets = [a.sequence.plan.then for a in active]
+        targets = [a.sequence.then for a in active]
         if asked:
             batch = RouteBatch(
                 model=model,

@@ -346,7 +346,7 @@ def test_a_model_that_lost_a_request_is_sent_the_whole_history() -> None:
     while not cluster.links["small"].down:
         assert cluster.step("large") or cluster.deliver_up("large")
     small = cluster.subserver("small")
-    small._drop((cluster.links["small"].peer, key))  # as an eviction would
+    small._drop(cluster.links["small"].peer, key)  # as an eviction would
     cluster.run()
     assert cluster.result(key).tokens == [*PROMPT, END_ID]
     assert cluster.orchestrator.statistics.recovered == 1

@@ -36,7 +36,6 @@ def row(prompt: Sequence[int] = (1,), response: Sequence[int] = (), **fields: An
         prompt_tokens=len(prompt),
         sampling=Sampling(**fields),
         policy=None,  # type: ignore[arg-type]
-        handle=None,
     )
     for token in response:
         sequence.commit(token)

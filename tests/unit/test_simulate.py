@@ -63,7 +63,7 @@ def places(loop):
         else:
             started = set()
         # A running step has put its residents among the ready ones already; they are not ready before it ends.
-        yield from (("ready", key[1]) for key in lane.subserver._batcher if key[1] not in started)
+        yield from (("ready", each.request) for each in lane.subserver._runner._waiting if each.request not in started)
         yield from (("travelling", message.request) for _, message in lane.inbox if hasattr(message, "visit"))
 
 

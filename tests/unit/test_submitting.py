@@ -24,8 +24,9 @@ from tokenrouter.messages import (
     Sampling,
 )
 from tokenrouter.policies.base import PolicyContext
-from tokenrouter.subserver.machine import SubmitPlan, Subserver
+from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.sequence import ModelSequence
+from tokenrouter.subserver.submitted import SubmitPlan, SubmittingRunner
 
 MS = 1_000_000
 PROMPT = [5, 6, 7, 8]
@@ -90,11 +91,9 @@ class Bench:
         self.now_ns = 0
         self.subserver = Subserver(
             "small",
-            self.engine,
-            batching=batching or Batching(),
+            SubmittingRunner(self.engine, batching or Batching(), clock_ns=lambda: self.now_ns),
             shares={"routed": 64},
             context=PolicyContext,
-            clock_ns=lambda: self.now_ns,
         )
         spec = PolicySpec("single")
         self.handle(Hello(PROTOCOL_VERSION, "test", "routed", ("small", "large"), spec))
@@ -210,8 +209,7 @@ def test_the_last_allowed_token_ends_the_response() -> None:
 def test_the_last_token_of_a_limited_visit_hands_over() -> None:
     bench = Bench()
     bench.open(1, policy="me")
-    key = (1, 1)
-    limit = bench.subserver._sequences[key].plan.limit
+    limit = bench.subserver._peers[1].sequences[1].visit_limit
     assert limit is not None
     bench.turn()
     tokens = tuple(range(10, 10 + limit))

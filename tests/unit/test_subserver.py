@@ -22,6 +22,7 @@ from tokenrouter.messages import (
 )
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyContext, RouteBatch, Row, Visit
 from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.stepped import SteppingRunner
 
 SINGLE = PolicySpec("single")
 PROMPT = [10, 20, 30, 40, 50, 60]
@@ -160,9 +161,10 @@ def test_a_step_without_room_for_a_prefill_is_refused_at_load() -> None:
 
 def test_shares_beyond_the_pool_are_refused_at_load() -> None:
     engine = Cluster(("small",)).subserver("small").engine
+    runner = SteppingRunner(engine, Batching(), clock_ns=lambda: 0)
     shares = {"routed": engine.info.kv_blocks, "direct": 1}
     with pytest.raises(ConfigError, match="exceed the pool"):
-        Subserver("small", engine, batching=Batching(), shares=shares, context=PolicyContext, clock_ns=lambda: 0)
+        Subserver("small", runner, shares=shares, context=PolicyContext)
 
 
 # --- visits ----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.stepped import SteppingRunner
 from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import ModelProfile, Profile
 from tools.simulate.engine import UNLIMITED, VirtualClock, VirtualEngine
@@ -92,11 +93,9 @@ def _subserver(name: str, model: ModelProfile, max_inflight: int, batching: Batc
     limit = max_inflight if model.max_batch is None else min(max_inflight, model.max_batch)
     return Subserver(
         name,
-        VirtualEngine(model, clock, max_batch=limit),
-        batching=batching,
+        SteppingRunner(VirtualEngine(model, clock, max_batch=limit), batching, clock_ns=clock),
         shares={"routed": UNLIMITED},
         context=PolicyContext,
-        clock_ns=clock,
     )
 
 

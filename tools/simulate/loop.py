@@ -18,7 +18,8 @@ from heapq import heappop, heappush
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.messages import Open, Report, Resume, ToSubserver
 from tokenrouter.orchestrator.machine import Orchestrator
-from tokenrouter.subserver.machine import StepPlan, Subserver
+from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.stepped import StepPlan
 from tools.dtmc.errors import ThresholdError
 from tools.simulate.deployment import NEVER_NS, PEER, Deployment
 from tools.simulate.engine import VirtualClock
@@ -190,13 +191,11 @@ class EventLoop:
 
     def _run(self, lane: _Lane, plan: StepPlan) -> None:
         """Runs a step now; what it has to say is kept until its end."""
-        requests = tuple([key[1] for key, _ in plan.rows])
+        requests = tuple([sequence.request for sequence, _ in plan.rows])
         lane.clock.now_ns = self.now_ns
         lane.subserver.run_step(plan)
         extended = sum([share for _, share in plan.rows]) - len(requests)
-        lane.step = Step(
-            lane.subserver.name, self.now_ns, lane.clock.now_ns, requests, extended, plan.batch.reason.value
-        )
+        lane.step = Step(lane.subserver.name, self.now_ns, lane.clock.now_ns, requests, extended, plan.reason.value)
         lane.reports = [message for _, message in lane.subserver.outbox if isinstance(message, Report)]
         lane.subserver.outbox.clear()
         self._at(lane.step.end_ns)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.config import EntryConfig, SubserverConfig
-from tokenrouter.engines import load_engine
-from tokenrouter.engines.base import Placement
+from tokenrouter.engines import load_engine, load_tensorrt_llm
+from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
@@ -20,6 +20,7 @@ from tokenrouter.vocabulary import check_same_tokenizer, common_size
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver
+    from tokenrouter.subserver.runner import Runner
 
 
 class Entry:
@@ -109,13 +110,8 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
     """
     from tokenrouter.subserver.machine import Subserver  # brings torch along, which no entry model needs
 
-    engine = load_engine(
-        config.engine,
-        config.checkpoint,
-        config.engine_options,
-        sharing=max(1, repository.engines().count(config.engine)),
-        placement=placement(config.name, repository) if config.engine == "tensorrt_llm" else None,
-    )
+    runner = _load_runner(config, repository)
+    engine = runner.engine
     direct = int(engine.info.kv_blocks * config.direct_kv_share)
     extras: dict[str, Any] = {
         "tokenizer": load_tokenizer(config.checkpoint),
@@ -124,9 +120,20 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
     }
     return Subserver(
         config.name,
-        engine,
-        batching=config.batching,
+        runner,
         shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
         context=lambda models: PolicyContext(models, str(repository.root), extras),
-        clock_ns=time.monotonic_ns,
     )
+
+
+def _load_runner(config: SubserverConfig, repository: Repository) -> Runner[KvEngine]:
+    """The engine, and what runs visits on an engine of this kind."""
+    from tokenrouter.subserver.stepped import SteppingRunner
+    from tokenrouter.subserver.submitted import SubmittingRunner
+
+    if config.engine == "tensorrt_llm":
+        owns_loop = load_tensorrt_llm(config.checkpoint, config.engine_options, placement(config.name, repository))
+        return SubmittingRunner(owns_loop, config.batching, clock_ns=time.monotonic_ns)
+    sharing = max(1, repository.engines().count(config.engine))
+    stepped = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=sharing)
+    return SteppingRunner(stepped, config.batching, clock_ns=time.monotonic_ns)

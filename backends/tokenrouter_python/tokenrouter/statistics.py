@@ -148,10 +148,8 @@ class SubserverStatistics:
         self.new_tokens += new_tokens
         self.extended_tokens += extended_tokens
 
-    def settled(self, row: ReportRow | None) -> None:
+    def settled(self, row: ReportRow) -> None:
         """What became of one request of a step."""
-        if row is None:
-            return
         self.committed_tokens += len(row.tokens)
         if row.outcome in _ROUTED:
             key = (END if row.outcome in _ENDED else row.target, bool(row.tokens))

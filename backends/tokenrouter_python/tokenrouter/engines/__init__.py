@@ -9,17 +9,14 @@ from tokenrouter.engines.base import Engine, LoopEngine, Placement
 from tokenrouter.errors import ConfigError
 
 
-def load_engine(
-    name: str, checkpoint: Path, options: dict[str, Any], *, sharing: int = 1, placement: Placement | None = None
-) -> Engine | LoopEngine:
-    """Loads an engine by name; it is imported only now.
+def load_engine(name: str, checkpoint: Path, options: dict[str, Any], *, sharing: int = 1) -> Engine:
+    """Loads a stepped engine by name; it is imported only now.
 
     Args:
-        name: ``torch``, ``tensorrt_llm`` or ``emulated``.
+        name: ``torch`` or ``emulated``.
         checkpoint: folder in Hugging Face format.
         options: the engine's own part of model.yaml.
         sharing: how many engines share this machine's cores; each takes its part unless `threads` says otherwise.
-        placement: whose model this is; only `tensorrt_llm`, where the router runs inside the engine, looks at it.
 
     Raises:
         ConfigError: unknown engine, or whatever the engine refuses.
@@ -33,10 +30,21 @@ def load_engine(
         from tokenrouter.engines.emulated.engine import EmulatedEngine
 
         return EmulatedEngine.from_folder(checkpoint, options)
-    if name == "tensorrt_llm":
-        from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
-        from tokenrouter.engines.tensorrt_llm.engine import TensorRtLlmEngine
-
-        config = TensorRtLlmConfig.from_mapping(checkpoint, options)
-        return TensorRtLlmEngine(checkpoint, config, placement or Placement())
     raise ConfigError(f"unknown engine {name!r}; known: torch, tensorrt_llm, emulated")
+
+
+def load_tensorrt_llm(checkpoint: Path, options: dict[str, Any], placement: Placement) -> LoopEngine:
+    """Loads the engine that owns its loop; it is imported only now.
+
+    Args:
+        checkpoint: folder in Hugging Face format.
+        options: the engine's own part of model.yaml.
+        placement: whose model this is, since the router runs inside the engine.
+
+    Raises:
+        ConfigError: whatever the engine refuses.
+    """
+    from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
+    from tokenrouter.engines.tensorrt_llm.engine import TensorRtLlmEngine
+
+    return TensorRtLlmEngine(checkpoint, TensorRtLlmConfig.from_mapping(checkpoint, options), placement)

@@ -176,7 +176,7 @@ class LoopEngine(KvEngine, Protocol):
 
         Args:
             visits: ticket and sequence of each. The visit runs until the policy sends the request away, its limit
-                (`ModelSequence.plan`) is reached, or the response ends. A ticket is used once.
+                (`ModelSequence.visit_limit`) is reached, or the response ends. A ticket is used once.
         """
         ...
 

@@ -1,8 +1,22 @@
 """The subserver of one model: messages, visits and reports, without I/O or clock.
 
 The shell feeds messages with `handle`, asks `poll` what to do at a time, executes the plan with `run_step`, and sends
-what `outbox` holds. What runs the visits is a `runner.Runner`: one for engines that are stepped, one for engines that
-own their loop. Everything that a plan has to tell goes out as one `Report` per orchestrator.
+what `outbox` holds. Everything that a plan has to tell goes out as one `Report` per orchestrator.
+
+A request holds KV here from its `Open` until it is gone:
+
+| event                        | from     | to                                                                       |
+| ---------------------------- | -------- | ------------------------------------------------------------------------ |
+| `Open`                       | any      | waiting, with KV of its own; gone with a row FAILED if it is refused     |
+| `Resume`                     | not gone | waiting; gone with a row LOST if tokens before its first one are missing |
+| `Resume`                     | gone     | gone, with a row LOST                                                    |
+| a plan that takes it is run  | waiting  | running                                                                  |
+| row STAY                     | running  | waiting; still running in an engine that owns its loop                   |
+| row LEAVE                    | running  | away                                                                     |
+| row STOP, LENGTH or FAILED   | running  | gone                                                                     |
+| `Close`, or the peer is lost | any      | gone                                                                     |
+
+Waiting and running (*resident*) it is its runner's; away nothing happens to it but that its KV is kept.
 """
 
 from __future__ import annotations
@@ -10,10 +24,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
-from tokenrouter.engines.base import Engine, LoopEngine
+from tokenrouter.batcher import WaitUntil
+from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import ConfigError, ProtocolError, RouterError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
@@ -32,25 +45,22 @@ from tokenrouter.messages import (
 )
 from tokenrouter.policies import PolicyCache, calls
 from tokenrouter.policies.base import Policy, PolicyContext
-from tokenrouter.statistics import SubserverStatistics
-from tokenrouter.subserver.runner import Key, Plan, Runner, StepPlan, SubmitPlan, failed
+from tokenrouter.subserver.runner import Plan, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
-from tokenrouter.subserver.stepped import SteppingRunner
-from tokenrouter.subserver.submitted import SubmittingRunner
 
-__all__ = ["Key", "Plan", "StepPlan", "SubmitPlan", "Subserver"]
+__all__ = ["Plan", "Subserver"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Peer:
-    """A connected orchestrator."""
+    """A connected orchestrator, with its sequences by request."""
 
     name: str
     models: tuple[str, ...]
     in_flight: int = 0
-    requests: set[int] = field(default_factory=set)
+    sequences: dict[int, ModelSequence] = field(default_factory=dict)
 
 
 class Subserver:
@@ -58,24 +68,20 @@ class Subserver:
 
     Args:
         name: the model's name in the deployment.
-        engine: a stepped engine, or one that owns its loop.
-        batching: thresholds of delayed batching.
+        runner: with the model's engine.
         shares: KV quota in blocks by the share that an orchestrator's `Hello` names. Together at most the pool.
         context: builds the policy context for a peer's list of models.
-        clock_ns: CLOCK_MONOTONIC in ns; only used to time steps for the statistics.
     """
 
     def __init__(
         self,
         name: str,
-        engine: Engine | LoopEngine,
+        runner: Runner[KvEngine],
         *,
-        batching: Batching,
         shares: dict[str, int],
         context: Callable[[tuple[str, ...]], PolicyContext],
-        clock_ns: Callable[[], int],
     ) -> None:
-        info = engine.info
+        info = runner.engine.info
         if info.max_num_tokens <= info.max_batch:
             raise ConfigError(
                 f"model {name!r}: max_num_tokens ({info.max_num_tokens}) must exceed max_batch_size "
@@ -84,36 +90,35 @@ class Subserver:
         if sum(shares.values()) > info.kv_blocks:
             raise ConfigError(f"model {name!r}: shares {shares} exceed the pool of {info.kv_blocks} KV blocks")
         self.name = name
-        self.engine = engine
-        self.statistics = SubserverStatistics()
+        self.engine = runner.engine
+        self.statistics = runner.statistics
         self.outbox: list[tuple[int, ToOrchestrator]] = []
-        self._batcher: DelayedBatcher[Key] = DelayedBatcher(batching, max_batch=info.max_batch)
+        self._runner = runner
         self._shares = shares
         self._context = context
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
         self._peers: dict[int, _Peer] = {}
-        self._sequences: dict[Key, ModelSequence] = {}
-        runner: type[Any] = SteppingRunner if info.stepped else SubmittingRunner
-        self._runner: Runner = runner(
-            name, engine, self._batcher, self._sequences, statistics=self.statistics, clock_ns=clock_ns
-        )
 
     # --- messages -----------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
         """Requests in flight at all orchestrators."""
-        return sum(peer.in_flight for peer in self._peers.values())
+        return sum([peer.in_flight for peer in self._all_peers()])
 
     @property
     def open_sequences(self) -> int:
         """Requests that hold KV here."""
-        return len(self._sequences)
+        return sum([len(peer.sequences) for peer in self._all_peers()])
 
     @property
     def residents(self) -> int:
         """Requests that decode here now."""
-        return sum(sequence.resident for sequence in list(self._sequences.values()))
+        return sum(each.resident for peer in self._all_peers() for each in list(peer.sequences.values()))
+
+    def _all_peers(self) -> list[_Peer]:
+        """A copy, because the thread that publishes metrics asks while peers come and go."""
+        return list(self._peers.values())
 
     def handle(self, peer: int, message: ToSubserver, *, now_ns: int) -> None:
         """One message from an orchestrator.
@@ -134,14 +139,14 @@ class Subserver:
         elif isinstance(message, Resume):
             self._resume(peer, message, now_ns)
         elif isinstance(message, Close):
-            self._drop((peer, message.request))
+            self._drop(peer, message.request)
 
     def disconnected(self, peer: int) -> None:
         """An orchestrator is gone: its requests are dropped and their KV is freed."""
         gone = self._peers.pop(peer, None)
         if gone is not None:
-            for request in list(gone.requests):
-                self._drop((peer, request), gone)
+            for sequence in gone.sequences.values():
+                self._runner.release(sequence)
 
     def _greet(self, peer: int, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
@@ -180,66 +185,62 @@ class Subserver:
             log.exception("policy %s of %s cannot run at %s", hello.policy.name, hello.peer, self.name)
 
     def _open(self, peer: int, message: Open, now_ns: int) -> None:
-        key = (peer, message.request)
-        self._drop(key)
+        self._drop(peer, message.request)
         try:
-            sequence = self._sequence(message, self._peers[peer].models)
+            sequence = self._admit(peer, message)
         except Exception as exc:
             self._reply(peer, failed(message.request, message.visit, exc), now_ns)
             return
-        self._sequences[key] = sequence
-        self._peers[peer].requests.add(message.request)
-        self._arrive(key, sequence, message, now_ns)
+        self._peers[peer].sequences[message.request] = sequence
+        self._arrive(sequence, message, now_ns)
 
-    def _sequence(self, message: Open, models: tuple[str, ...]) -> ModelSequence:
+    def _admit(self, peer: int, message: Open) -> ModelSequence:
         """The request with its KV."""
-        policy = self.policy(message.policy, models)
+        policy = self.policy(message.policy, self._peers[peer].models)
         sequence = ModelSequence(
+            peer=peer,
+            request=message.request,
             model=self.name,
             tokens=message.tokens,
             prompt_tokens=message.prompt_tokens,
             sampling=message.sampling,
             policy=policy,
-            handle=None,
             spec=message.policy,
         )
         sequence.banned = calls.mask(policy, self.name, self.engine.info.vocab_size)
-        self._runner.admit(sequence)
-        sequence.handle = self.engine.open(kv_tokens=message.kv_tokens, prompt_tokens=message.prompt_tokens)
+        self._runner.admit(sequence, kv_tokens=message.kv_tokens)
         return sequence
 
     def _resume(self, peer: int, message: Resume, now_ns: int) -> None:
-        key = (peer, message.request)
-        sequence = self._sequences.get(key)
+        sequence = self._peers[peer].sequences.get(message.request)
         if sequence is None or message.start > len(sequence.tokens):
-            self._drop(key)
+            self._drop(peer, message.request)
             self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
             return
-        self._runner.leave(key)
+        self._runner.leave(sequence)
         sequence.splice(message.start, message.tokens)
-        self._arrive(key, sequence, message, now_ns)
+        self._arrive(sequence, message, now_ns)
 
-    def _arrive(self, key: Key, sequence: ModelSequence, message: Open | Resume, now_ns: int) -> None:
+    def _arrive(self, sequence: ModelSequence, message: Open | Resume, now_ns: int) -> None:
         sequence.arrive(visit=message.visit, source=message.source, state=message.state)
         try:
-            sequence.plan = calls.receive(sequence)
+            visit = calls.receive(sequence)
         except RouterError as exc:
-            self._reply(key[0], failed(message.request, message.visit, exc), now_ns)
-            self._drop(key)
+            self._reply(sequence.peer, failed(message.request, message.visit, exc), now_ns)
+            self._drop(sequence.peer, sequence.request)
             return
-        self._runner.arrive(key, sequence, now_ns=now_ns)
+        sequence.visit_limit, sequence.then = visit.limit, visit.then
+        self._runner.arrive(sequence, now_ns=now_ns)
         idle_since_ns = self._runner.idle_since_ns
         self.statistics.arrived(now_ns=now_ns, left_ns=message.left_ns, idle_since_ns=idle_since_ns)
 
     def _reply(self, peer: int, row: ReportRow, now_ns: int) -> None:
         self.outbox.append((peer, Report(now_ns, [row])))
 
-    def _drop(self, key: Key, peer: _Peer | None = None) -> None:
-        sequence = self._sequences.pop(key, None)
+    def _drop(self, peer: int, request: int) -> None:
+        sequence = self._peers[peer].sequences.pop(request, None)
         if sequence is not None:
-            self._runner.leave(key)
-            self.engine.close(sequence.handle)
-            (peer or self._peers[key[0]]).requests.discard(key[1])
+            self._runner.release(sequence)
 
     def policy(self, spec: PolicySpec, models: tuple[str, ...]) -> Policy:
         """The policy instance for a specification, in a deployment of these models."""
@@ -259,13 +260,13 @@ class Subserver:
 
     def run_step(self, plan: Plan) -> None:
         """Executes a plan and puts what it has to tell into the outbox."""
-        rows, now_ns = self._runner.run(plan)
+        rows, now_ns = plan.run()
         reports: dict[int, list[ReportRow]] = {}
-        for key, row in rows:
-            reports.setdefault(key[0], []).append(row)
+        for sequence, row in rows:
+            reports.setdefault(sequence.peer, []).append(row)
             if row.outcome == Outcome.LEAVE:
-                self._sequences[key].resident = False
+                sequence.resident = False
             elif row.outcome != Outcome.STAY:
-                self._drop(key)
+                self._drop(sequence.peer, sequence.request)
             self.statistics.settled(row)
         self.outbox.extend((peer, Report(now_ns, peer_rows)) for peer, peer_rows in reports.items())

@@ -1,79 +1,84 @@
-"""What a subserver asks of whatever runs its visits; two implementations, one per kind of engine.
+"""What a subserver asks of whatever runs its visits; one implementation per kind of engine.
 
-`stepping.SteppingRunner` steps the engine: a batch of delayed batching is one step. `submitting.SubmittingRunner` hands
+`stepped.SteppingRunner` steps the engine: a batch of delayed batching is one step. `submitted.SubmittingRunner` hands
 visits to an engine that owns its loop: a batch of delayed batching is what is submitted together.
+
+A sequence is its runner's from `arrive` until `leave`, or until `Plan.run` tells of it with another outcome than STAY;
+the subserver touches only those that are away.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from tokenrouter.batcher import Batch, WaitUntil
+from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
+from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import RouterError
 from tokenrouter.messages import Outcome, ReportRow
+from tokenrouter.statistics import SubserverStatistics
 from tokenrouter.subserver.sequence import ModelSequence
 
-Key: TypeAlias = tuple[int, int]
-"""(peer, request): orchestrators number their requests independently."""
+E_co = TypeVar("E_co", bound=KvEngine, covariant=True)
 
-Rows: TypeAlias = list[tuple[Key, ReportRow]]
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """One engine step: which requests take part with how many new tokens, in the order of the batch."""
-
-    batch: Batch[Key]
-    rows: tuple[tuple[Key, int], ...]
+Rows: TypeAlias = list[tuple[ModelSequence, ReportRow]]
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitPlan:
-    """One turn beside an engine that owns its loop: takes its news, and submits `batch` if there is one."""
+class Plan(Protocol):
+    """What a model can do now."""
 
-    batch: Batch[Key] | None
-
-
-Plan: TypeAlias = StepPlan | SubmitPlan
-
-
-class Runner(Protocol):
-    """Runs visits. Sequences are shared with the subserver, which drops those that end or fail."""
-
-    @property
-    def idle_since_ns(self) -> int:
-        """An arrival that left elsewhere before this time had to wait for the end of a step."""
+    def run(self) -> tuple[Rows, int]:
+        """Does it. What became of requests, in order, and the time (ns) at which that was known."""
         ...
 
-    def admit(self, sequence: ModelSequence) -> None:
-        """Refuses a request that can never be served here, before it gets KV.
+
+class Runner(ABC, Generic[E_co]):
+    """Runs visits on an engine, in batches that delayed batching forms.
+
+    Args:
+        engine: whose lease of KV a sequence holds while it is open.
+        batching: of the model.
+        clock_ns: CLOCK_MONOTONIC in ns; only used for statistics and the times of reports.
+
+    Attributes:
+        idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
+    """
+
+    def __init__(self, engine: E_co, batching: Batching, *, clock_ns: Callable[[], int]) -> None:
+        self.engine = engine
+        self.statistics = SubserverStatistics()
+        self.idle_since_ns = 0
+        self._waiting: DelayedBatcher[ModelSequence] = DelayedBatcher(batching, max_batch=engine.info.max_batch)
+        self._clock_ns = clock_ns
+
+    def admit(self, sequence: ModelSequence, *, kv_tokens: int) -> None:
+        """Leases KV for at most `kv_tokens` tokens.
 
         Raises:
-            RouterError: says why, and what to do instead.
+            RouterError: says why not, and what to do instead.
         """
-        ...
+        sequence.handle = self.engine.open(kv_tokens=kv_tokens, prompt_tokens=sequence.prompt_tokens)
 
-    def arrive(self, key: Key, sequence: ModelSequence, *, now_ns: int) -> None:
-        """A visit begins; tokens and KV length are up to date."""
-        ...
-
-    def leave(self, key: Key) -> None:
-        """Whatever runs or waits of this request is over; unknown keys are ignored."""
-        ...
+    def release(self, sequence: ModelSequence) -> None:
+        """The request is over here, whether it is away or not."""
+        self.leave(sequence)
+        self.engine.close(sequence.handle)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """`wake` is called, from any thread, when an engine has news."""
-        ...
+        """`wake` is called, from any thread, when the engine has news. A stepped engine never has."""
 
+    @abstractmethod
+    def arrive(self, sequence: ModelSequence, *, now_ns: int) -> None:
+        """A visit begins; tokens and KV length are up to date."""
+
+    @abstractmethod
+    def leave(self, sequence: ModelSequence) -> None:
+        """The visit is over; nothing happens if the sequence is away."""
+
+    @abstractmethod
     def poll(self, *, in_flight: int, now_ns: int) -> Plan | WaitUntil | None:
         """What to do now. Changes nothing."""
-        ...
-
-    def run(self, plan: Plan) -> tuple[Rows, int]:
-        """Executes a plan; what became of requests, in order, and the time (ns) at which that was known."""
-        ...
 
 
 def failed(request: int, visit: int, exc: Exception) -> ReportRow:

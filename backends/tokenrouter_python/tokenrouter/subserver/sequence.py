@@ -7,14 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenrouter.messages import Outcome, PolicySpec, Sampling
-from tokenrouter.policies.base import Policy, Visit
+from tokenrouter.policies.base import Policy
 
 
 class ModelSequence:
     """Token history, KV position and visit of one request at one model.
 
     `tokens` is prompt and committed tokens as far as this model was told; `kv_length` of them are in the engine's KV.
-    Satisfies `policies.base.Row` and `sampling.SampledRow`.
+    Satisfies `policies.base.Row` and `sampling.SampledRow`. Hashed by identity.
+
+    Attributes:
+        peer, request: whose it is; orchestrators number their requests independently.
+        handle: of the engine's lease of KV.
+        visit: number of the stay that goes on or was the last.
+        visit_limit: most tokens of this visit; None = no limit known beforehand.
+        then: the model after that limit.
+        resident: whether a visit goes on.
     """
 
     __slots__ = (
@@ -24,17 +32,20 @@ class ModelSequence:
         "handle",
         "kv_length",
         "model",
-        "plan",
+        "peer",
         "policy",
         "prompt_tokens",
+        "request",
         "resident",
         "sampling",
         "seed",
         "source",
         "spec",
         "state",
+        "then",
         "tokens",
         "visit",
+        "visit_limit",
         "visit_tokens",
     )
 
@@ -46,9 +57,13 @@ class ModelSequence:
         prompt_tokens: int,
         sampling: Sampling,
         policy: Policy,
-        handle: Any,
         spec: PolicySpec | None = None,
+        handle: Any = None,
+        peer: int = 0,
+        request: int = 0,
     ) -> None:
+        self.peer = peer
+        self.request = request
         self.model = model
         self.tokens = list(tokens)
         self.prompt_tokens = prompt_tokens
@@ -62,7 +77,8 @@ class ModelSequence:
         self.resident = False
         self.visit = -1
         self.visit_tokens = 0
-        self.plan = Visit()
+        self.visit_limit: int | None = None
+        self.then = ""
         self.source = ""
         self.state: dict[str, Any] = {}
         self._counts: Counter[int] = Counter()
@@ -81,7 +97,7 @@ class ModelSequence:
     @property
     def at_limit(self) -> bool:
         """Whether the next token is the last one of a visit whose limit was known beforehand."""
-        return self.plan.limit is not None and self.visit_tokens + 1 >= self.plan.limit
+        return self.visit_limit is not None and self.visit_tokens + 1 >= self.visit_limit
 
     def end(self) -> Outcome | None:
         """How the response ends with the token that was committed last, or None if it goes on."""

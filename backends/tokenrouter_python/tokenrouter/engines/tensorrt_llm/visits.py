@@ -24,7 +24,7 @@ from tokenrouter.engines.tensorrt_llm.graph_router import MARK
 from tokenrouter.errors import ConfigError, PolicyFailed
 from tokenrouter.messages import Codec, PolicySpec, Sampling
 from tokenrouter.policies import PolicyCache, calls
-from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams, RouteBatch, Visit
+from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams, RouteBatch
 from tokenrouter.subserver.sequence import ModelSequence
 
 if TYPE_CHECKING:
@@ -69,14 +69,14 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
         """The visit that begins now.
 
         Args:
-            sequence: with its plan; copies are taken.
+            sequence: when it has arrived; copies are taken.
             checkpoint: the model's folder.
             reserved: see `handoff_ids`.
             mark: see `mark`.
         """
-        policy, model, plan = sequence.policy, sequence.model, sequence.plan
+        policy, model = sequence.policy, sequence.model
         assert sequence.spec is not None
-        limit = None if plan.then == model else plan.limit
+        limit = None if sequence.then == model else sequence.visit_limit
         return cls(
             model=model,
             models=policy.models,
@@ -88,7 +88,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
             source=sequence.source,
             state=Codec.copy_state(sequence.state),
             limit=limit,
-            then=plan.then,
+            then=sequence.then,
             banned=tuple({*sequence.banned, *reserved}),
             handoff_ids=reserved,
             decides=policy.decides(model) and limit != 1,
@@ -205,11 +205,10 @@ def _sequence(task: Task, history: Sequence[int], device: str) -> ModelSequence:
         prompt_tokens=task.prompt_tokens,
         sampling=task.sampling,
         policy=policy,
-        handle=None,
     )
     sequence.banned = task.banned
     sequence.arrive(visit=0, source=task.source, state=task.state)
-    sequence.plan = Visit(task.limit, task.then)
+    sequence.visit_limit, sequence.then = task.limit, task.then
     return sequence
 
 
