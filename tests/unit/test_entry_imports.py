@@ -13,16 +13,14 @@ from tokenrouter.policies import BUILTIN
 # Triton's module exists inside its stub only.
 _PROGRAM = """
 import json, sys, types
-from pathlib import Path
 
 sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
-from tokenrouter.config import entry_config
-from tokenrouter.deployment import Entry
-from tokenrouter.repository import read_model_config
+from tokenrouter.assembly import Entry
+from tokenrouter.repository import Repository
 from tokenrouter.triton import roles
 
-folder = Path(sys.argv[1])
-entry = Entry(entry_config(read_model_config(folder / "tokenrouter")), folder)
+repository = Repository(sys.argv[1])
+entry = Entry(repository.entry(), repository)
 entry.orchestrator()
 print(json.dumps([name for name in ("torch", "transformers") if name in sys.modules]))
 """
