@@ -111,7 +111,12 @@ class Cluster:
         self.kv_tokens = dict(kv_tokens or {})
         self.wrap = wrap
         self.tokenizer = tokenizer
-        settings.setdefault("queue", EntryQueuePolicy())
+        settings = {
+            "max_inflight": 64,
+            "connect_timeout_ns": 30_000 * MS,
+            "queue": EntryQueuePolicy(),
+            **settings,
+        }
         self.orchestrator = Orchestrator(
             OrchestratorSettings(models=models, **settings),
             tokenizer=tokenizer,
@@ -153,6 +158,13 @@ class Cluster:
         if link.greeted:
             self.orchestrator.disconnected(name, now_ns=self.now_ns)
         self.collect()
+
+    def evict(self, name: str, key: int) -> None:
+        """A model forgets a request that is elsewhere."""
+        subserver, address = self.subserver(name), (self.links[name].peer, key)
+        held = subserver._sequences.get(address)
+        if held is not None and not held.resident:
+            subserver._drop(address)
 
     def submit(self, what: GenerationRequest) -> int:
         """A client's request arrives now."""

@@ -159,7 +159,7 @@ def test_an_entry_takes_its_defaults_from_the_first_model(tmp_path: Path) -> Non
     assert (entry.builder.end_ids, entry.builder.vocab_size) == ((END_ID,), VOCAB_SIZE)
     hello = entry.hello("tokenrouter", "routed")
     assert (hello.peer, hello.share, hello.models) == ("tokenrouter", "routed", ("small", "large"))
-    assert entry.orchestrator().missing_models == ("small", "large")
+    assert entry.orchestrator().settings.models == ("small", "large")
 
 
 @pytest.mark.parametrize(

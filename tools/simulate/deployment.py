@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from tokenrouter.batcher import Batching
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
@@ -57,7 +58,7 @@ def build_deployment(
         for name, clock in zip(profile.names, clocks, strict=True)
     )
     orchestrator = Orchestrator(
-        OrchestratorSettings(models=profile.names, max_inflight=max_inflight),
+        OrchestratorSettings(profile.names, max_inflight, connect_timeout_ns=NEVER_NS, queue=EntryQueuePolicy()),
         tokenizer=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")),
         policies=PolicyCache(PolicyContext(profile.names)),
     )

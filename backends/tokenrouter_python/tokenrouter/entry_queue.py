@@ -8,14 +8,15 @@ request was handed over.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from tokenrouter.errors import DeadlineExceeded, Overloaded
 
-Item = TypeVar("Item")
+Item = TypeVar("Item", bound=Hashable)
 
 QUEUE_FULL = "Exceeds maximum queue size"
 EXPIRED = "Request timeout expired"
@@ -39,33 +40,36 @@ class EntryQueuePolicy:
     allow_timeout_override: bool = False
 
 
-@dataclass(slots=True, eq=False)
-class Waiting(Generic[Item]):
-    """One waiting request. `give_up_ns`: when it is refused, or None."""
+@dataclass(slots=True)
+class _Waiting:
+    """Times of one that waits. `give_up_ns`: when the queue looks at it, or None."""
 
-    item: Item
     arrived_ns: int
-    timeout_ns: int | None
+    deadline_ns: int | None
     give_up_ns: int | None
 
 
 class EntryQueue(Generic[Item]):
-    """FIFO of waiting requests under an `EntryQueuePolicy`. Pure: time is passed in."""
+    """FIFO of waiting requests under an `EntryQueuePolicy`. Pure: time is passed in.
+
+    Items are told apart by hash; each is in the queue once.
+    """
 
     def __init__(self, policy: EntryQueuePolicy) -> None:
         self._policy = policy
-        self._queue: deque[Waiting[Item]] = deque()
-        self._delayed: deque[Waiting[Item]] = deque()
+        self._queue: OrderedDict[Item, _Waiting] = OrderedDict()
+        self._delayed: OrderedDict[Item, _Waiting] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._queue) + len(self._delayed)
 
-    def __iter__(self) -> Iterator[Waiting[Item]]:
-        yield from self._queue
-        yield from self._delayed
+    def __iter__(self) -> Iterator[Item]:
+        return chain(self._queue, self._delayed)
 
-    def push(self, item: Item, *, now_ns: int, timeout_ns: int | None) -> Waiting[Item]:
-        """A request arrives. `timeout_ns` is its own limit on waiting and running, or None.
+    def push(self, item: Item, *, now_ns: int, deadline_ns: int | None) -> int | None:
+        """A request arrives. `deadline_ns` is its own end, waiting or running.
+
+        Returns when `expired` has to be asked about it, or None.
 
         Raises:
             Overloaded: the queue is full.
@@ -76,38 +80,43 @@ class EntryQueue(Generic[Item]):
                 f"{QUEUE_FULL}: {len(self)} requests wait already (max_queue_size "
                 f"{policy.max_queue_size}); try again later"
             )
-        limits = [limit for limit in (policy.default_timeout_ns, timeout_ns) if limit]
-        waiting = Waiting(item, now_ns, timeout_ns, now_ns + min(limits) if limits else None)
-        self._queue.append(waiting)
-        return waiting
+        give_up_ns = deadline_ns
+        if policy.default_timeout_ns:
+            longest_ns = now_ns + policy.default_timeout_ns
+            give_up_ns = longest_ns if deadline_ns is None else min(longest_ns, deadline_ns)
+        self._queue[item] = _Waiting(now_ns, deadline_ns, give_up_ns)
+        return give_up_ns
 
-    def head(self) -> Waiting[Item] | None:
+    def head(self) -> Item | None:
         """The next to be served."""
-        return self._queue[0] if self._queue else self._delayed[0] if self._delayed else None
+        return next(iter(self), None)
 
-    def pop(self) -> Waiting[Item]:
-        """Takes the head."""
-        return (self._queue or self._delayed).popleft()
+    def discard(self, item: Item) -> None:
+        """Takes out one that waits; nothing happens if it does not."""
+        self._queue.pop(item, None)
+        self._delayed.pop(item, None)
 
-    def remove(self, waiting: Waiting[Item]) -> None:
-        """Takes out one that waits somewhere."""
-        (self._queue if waiting in self._queue else self._delayed).remove(waiting)
-
-    def expired(self, *, now_ns: int) -> list[tuple[Waiting[Item], DeadlineExceeded]]:
+    def expired(self, *, now_ns: int) -> list[tuple[Item, DeadlineExceeded]]:
         """Takes out what has waited too long, with the error to tell; under DELAY it moves behind the others."""
+        late = [
+            (item, waiting)
+            for queue in (self._queue, self._delayed)
+            for item, waiting in queue.items()
+            if waiting.give_up_ns is not None and now_ns >= waiting.give_up_ns
+        ]
         refused = []
-        for waiting in [w for w in self if w.give_up_ns is not None and now_ns >= w.give_up_ns]:
-            self.remove(waiting)
-            waited_ns = now_ns - waiting.arrived_ns
-            own = waiting.timeout_ns is not None and waited_ns >= waiting.timeout_ns
+        for item, waiting in late:
+            self.discard(item)
+            own = waiting.deadline_ns is not None and now_ns >= waiting.deadline_ns
             if own or self._policy.reject:
-                limit_us = (waiting.give_up_ns or 0) - waiting.arrived_ns
-                refused.append((waiting, _expired(waited_ns, limit_us // 1000)))
+                refused.append((item, _expired(waiting, now_ns)))
             else:
-                waiting.give_up_ns = None if waiting.timeout_ns is None else waiting.arrived_ns + waiting.timeout_ns
-                self._delayed.append(waiting)
+                waiting.give_up_ns = waiting.deadline_ns
+                self._delayed[item] = waiting
         return refused
 
 
-def _expired(waited_ns: int, limit_us: int) -> DeadlineExceeded:
-    return DeadlineExceeded(f"{EXPIRED}: waited {waited_ns * 1e-9:.2f} s in the queue (limit {limit_us} microseconds)")
+def _expired(waiting: _Waiting, now_ns: int) -> DeadlineExceeded:
+    waited_s = (now_ns - waiting.arrived_ns) * 1e-9
+    limit_us = ((waiting.give_up_ns or now_ns) - waiting.arrived_ns) // 1000
+    return DeadlineExceeded(f"{EXPIRED}: waited {waited_s:.2f} s in the queue (limit {limit_us} microseconds)")

@@ -1,19 +1,22 @@
 """One error family: a stable slug for metrics, one Triton code, and a message that names the remedy.
 
 RouterError
-ConfigError            a file of the deployment is wrong; the model does not load
-InvalidRequest         the client sent something that can never be served
-PromptTooLong        prompt and max_tokens exceed the context or the KV pool of a model
-Overloaded             the queue is full
-DeadlineExceeded       the request waited longer than its queue policy or its own timeout allows
-ModelUnavailable       a subserver is not connected, or went away and did not come back in time
-PolicyFailed           the routing policy raised, or routed to nowhere
-EngineFailed           a forward pass raised
-RequestCancelled       the client went away
-ProtocolError          a peer on the token channel broke the protocol
+    ConfigError            a file of the deployment is wrong; the model does not load
+    InvalidRequest         the client sent something that can never be served
+        PromptTooLong      prompt and max_tokens exceed the context or the KV pool of a model
+    Overloaded             the queue is full
+    DeadlineExceeded       the request waited longer than its queue policy or its own timeout allows
+    ModelUnavailable       a subserver is not connected, or went away and did not come back in time
+    PolicyFailed           the routing policy raised, or routed to nowhere
+    EngineFailed           a forward pass raised
+    RequestCancelled       the client went away
+    ProtocolError          a peer on the token channel broke the protocol
+    InternalError          we contradict ourselves: a bug
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 
 class RouterError(Exception):
@@ -91,3 +94,12 @@ class ProtocolError(RouterError):
     """A peer on the token channel broke the protocol."""
 
     slug = "protocol"
+
+
+class InternalError(RouterError):
+    """A state machine contradicts itself: a bug of ours, whoever noticed it."""
+
+
+def assert_never(value: NoReturn) -> NoReturn:
+    """Where mypy has to prove that all members of an enum are handled; as in `typing`, but Python 3.10 has none."""
+    raise InternalError(f"bug: {value!r} is not handled")

@@ -16,7 +16,7 @@ from msgspec import DecodeError
 
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Received
-from tokenrouter.errors import ModelUnavailable, ProtocolError, RouterError
+from tokenrouter.errors import ConfigError, ModelUnavailable, ProtocolError, RouterError
 from tokenrouter.messages import Codec, Hello, Message
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.request import GenerationRequest
@@ -278,7 +278,7 @@ class OrchestratorLoop:
         self._peers[model] = event.peer
         try:
             self._orchestrator.receive(model, Codec.decode(event.payload), now_ns=now_ns)  # type: ignore[arg-type]
-        except (RouterError, DecodeError) as exc:
+        except (ProtocolError, ConfigError, DecodeError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
             self._carrier.drop(event.peer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -163,9 +164,9 @@ class OrchestratorStatistics:
     """What one orchestrator did since it started; all counters only grow."""
 
     accepted: int = 0
-    finished: dict[str, int] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-    tokens_by_model: dict[str, int] = field(default_factory=dict)
+    finished: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    tokens_by_model: Counter[str] = field(default_factory=Counter)
     handoffs: int = 0
     stale_messages: int = 0
     recovered: int = 0

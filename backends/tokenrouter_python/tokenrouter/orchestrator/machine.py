@@ -1,58 +1,58 @@
-"""The orchestrator: admits requests, owns their token history, relays hand-offs, and turns tokens into text.
+"""The orchestrator: admits requests, relays their hand-offs, owns what was written, and tells clients.
 
 A state machine without I/O or clock. The shell calls `submit`, `cancel`, `receive`, `disconnected` and `tick` with the
 time; messages to subservers collect in `outbox`, and `take_updates` gives the news for clients. Send the outbox first:
-hand-offs are urgent, and tokens become text only when updates are taken. It is the only owner of a request's token
-history and knows per model how many of those tokens that model has, so a model that lost a request (restart, eviction)
-is sent the whole history again and nothing is lost.
+hand-offs are urgent, and tokens become text only when updates are taken.
+
+Who owns what, and so where to look: `lifecycle` what can happen to a request (a table), `admission` who waits and who
+may run, `transcript` what was written, `generation` one request with its way through the models. Here they meet: a
+report becomes events, events become messages and updates.
+
+It knows per model how many tokens of a response that model has seen, so a hand-off carries only the others, and a model
+that lost a request (restart, eviction) is sent everything again and nothing is lost. Every visit has a number; what is
+said about an old one came too late and is dropped.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from tokenrouter.engines.base import blocks_needed
-from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy, Waiting
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import (
     ConfigError,
     EngineFailed,
     InvalidRequest,
-    ModelUnavailable,
     PolicyFailed,
-    PromptTooLong,
     ProtocolError,
     RequestCancelled,
     RouterError,
+    assert_never,
 )
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
     InFlight,
     ModelInfo,
-    Open,
     Outcome,
     Report,
     ReportRow,
-    Resume,
     ToOrchestrator,
     ToSubserver,
 )
+from tokenrouter.orchestrator.admission import Admission
+from tokenrouter.orchestrator.generation import Generation
+from tokenrouter.orchestrator.lifecycle import AnyEvent, Event, State
+from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies import PolicyCache
-from tokenrouter.policies.base import EntryRequest, Policy
 from tokenrouter.request import GenerationRequest
-from tokenrouter.response import Result, Run, Update
+from tokenrouter.response import Update
 from tokenrouter.statistics import OrchestratorStatistics
-from tokenrouter.text import StopWords, TextStream
 
-log = logging.getLogger(__name__)
-
-_OUTCOME_REASON = {Outcome.STOP: "stop", Outcome.LENGTH: "length"}
+# How a response ended, as clients are told; every other end is an error.
+_FINISH_REASONS: dict[AnyEvent, str] = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Event.TIMED_OUT: "timeout"}
 
 
 @dataclass(frozen=True)
@@ -67,55 +67,9 @@ class OrchestratorSettings:
     """
 
     models: tuple[str, ...]
-    max_inflight: int = 64
-    connect_timeout_ns: int = 30_000_000_000
-    queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
-
-
-@dataclass(slots=True)
-class _Model:
-    """A subserver as the orchestrator sees it. `told` is the last in-flight count sent to it."""
-
-    info: ModelInfo | None = None
-    reserved_blocks: int = 0
-    told: int = 0
-    lost_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Active:
-    """A running request. `known[m]`: tokens of the history that model m has; absent if m does not hold the request."""
-
-    key: int
-    request: GenerationRequest
-    policy: Policy
-    tokens: list[int]
-    text: TextStream
-    stop: StopWords
-    reserved: dict[str, int]
-    arrived_ns: int
-    started_ns: int
-    at: str = ""
-    visit: int = 0
-    known: dict[str, int] = field(default_factory=dict)
-    state: dict[str, Any] | None = None
-    stranded_ns: int | None = None
-    fruitless: int = 0
-    parts: list[str] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
-    handoffs: int = 0
-    first_token_ns: int = 0
-    last_token_ns: int = 0
-
-    @property
-    def position(self) -> int:
-        return len(self.tokens) - len(self.request.tokens)
-
-    @property
-    def deadline_ns(self) -> int | None:
-        timeout_ns = self.request.timeout_ns
-        return None if timeout_ns is None else self.arrived_ns + timeout_ns
+    max_inflight: int
+    connect_timeout_ns: int
+    queue: EntryQueuePolicy
 
 
 class Orchestrator:
@@ -127,24 +81,23 @@ class Orchestrator:
         policies: the policies of this process.
     """
 
-    def __init__(
-        self,
-        settings: OrchestratorSettings,
-        *,
-        tokenizer: Tokenizer,
-        policies: PolicyCache,
-    ) -> None:
+    def __init__(self, settings: OrchestratorSettings, *, tokenizer: Tokenizer, policies: PolicyCache) -> None:
         self.settings = settings
         self.statistics = OrchestratorStatistics()
         self.outbox: list[tuple[str, ToSubserver]] = []
-        self._updates: list[Update] = []
-        self._unwritten: list[tuple[_Active, Update]] = []
         self._tokenizer = tokenizer
         self._policies = policies
-        self._models = {name: _Model() for name in settings.models}
-        self._queue: EntryQueue[tuple[int, GenerationRequest, Policy]] = EntryQueue(settings.queue)
-        self._waiting: dict[int, Waiting[tuple[int, GenerationRequest, Policy]]] = {}
-        self._active: dict[int, _Active] = {}
+        self._admission = Admission(
+            settings.models,
+            max_inflight=settings.max_inflight,
+            connect_timeout_ns=settings.connect_timeout_ns,
+            queue=settings.queue,
+        )
+        self._generations: dict[int, Generation] = {}
+        self._updates: list[Update] = []
+        self._unwritten: list[Transcript] = []
+        # The number in flight that each connected model was told last.
+        self._told: dict[str, int] = {}
         self._alarms: list[int] = []
         self._next_key = 1
 
@@ -153,42 +106,34 @@ class Orchestrator:
     @property
     def in_flight(self) -> int:
         """Running requests."""
-        return len(self._active)
+        return self._admission.running
 
     @property
     def queued(self) -> int:
         """Waiting requests."""
-        return len(self._queue)
-
-    @property
-    def missing_models(self) -> tuple[str, ...]:
-        """Models that are not connected."""
-        return tuple(name for name, model in self._models.items() if model.info is None)
+        return len(self._admission.queue)
 
     def reserved_blocks(self, model: str) -> int:
         """KV blocks reserved on a model for running requests."""
-        return self._models[model].reserved_blocks
+        return self._admission.reserved_blocks(model)
 
-    def keys(self) -> Iterable[int]:
+    def keys(self) -> list[int]:
         """All requests that are not over."""
-        return [*self._active, *self._waiting]
+        return list(self._generations)
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` has something to do, or None until something else happens."""
         return self._alarms[0] if self._alarms else None
 
-    def _alarm(self, at_ns: int | None) -> None:
-        """Asks for a `tick` at this time; one that turns out to be needless does no harm."""
-        if at_ns is not None:
-            heappush(self._alarms, at_ns)
-
     def take_updates(self) -> list[Update]:
         """What clients have to be told since the last call, in order."""
-        self._write()
+        for transcript in self._unwritten:
+            transcript.write()
+        self._unwritten.clear()
         updates, self._updates = self._updates, []
         return updates
 
-    # --- clients --------------------------------------------------------------------------------------------------
+    # --- what the shell tells -------------------------------------------------------------------------------------
 
     def submit(self, request: GenerationRequest, *, now_ns: int, arrived_ns: int | None = None) -> int:
         """A request arrives; it starts at once if it can. Returns its key.
@@ -197,203 +142,54 @@ class Orchestrator:
             RouterError: the request is refused; nothing was kept.
         """
         policy = self._policies.get(request.policy)
-        self._check_fits(request, policy)
-        key, self._next_key = self._next_key, self._next_key + 1
-        item = (key, request, policy)
         # One that comes while a turn works is taken in by that turn, whose clock was read before; no wait is negative.
         arrived_ns = now_ns if arrived_ns is None else min(arrived_ns, now_ns)
-        if self._queue.head() is not None or not self._can_start(request, policy):
-            self._waiting[key] = waiting = self._queue.push(item, now_ns=arrived_ns, timeout_ns=request.timeout_ns)
-            self._alarm(waiting.give_up_ns)
-            self._alarm(arrived_ns + self.settings.connect_timeout_ns if self._unconnected(policy) else None)
-        else:
-            self._start(item, arrived_ns, now_ns)
-        # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
-        self._alarm(None if request.timeout_ns is None else arrived_ns + request.timeout_ns)
+        generation = Generation(
+            key=self._next_key,
+            request=request,
+            policy=policy,
+            models=policy.visited(),
+            arrived_ns=arrived_ns,
+            transcript=Transcript(self._next_key, request, self._tokenizer),
+            since_ns=arrived_ns,
+        )
+        if error := self._admission.misfit(generation):
+            raise error
+        give_up_ns = self._admission.queue.push(generation, now_ns=arrived_ns, deadline_ns=generation.deadline_ns)
+        self._next_key += 1
+        self._generations[generation.key] = generation
         self.statistics.accepted += 1
-        self._flush()
-        return key
+        self._advance(now_ns)
+        if generation.state is State.WAITING:
+            self._alarm(give_up_ns)
+            if not all(map(self._admission.is_connected, generation.models)):
+                self._alarm(arrived_ns + self.settings.connect_timeout_ns)
+        # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
+        self._alarm(generation.deadline_ns)
+        return generation.key
 
     def cancel(self, key: int, *, now_ns: int) -> None:
         """The client went away. Unknown keys (already over) are ignored."""
-        error = RequestCancelled("the client cancelled the request or disconnected")
-        if key in self._active:
-            self._end(self._active[key], now_ns, error=error)
-        elif key in self._waiting:
-            self._refuse(self._waiting[key], error)
+        generation = self._generations.get(key)
+        if generation is not None:
+            error = RequestCancelled("the client cancelled the request or disconnected")
+            self._fail(generation, Event.CANCELLED, error)
         self._advance(now_ns)
 
     def tick(self, *, now_ns: int) -> None:
         """Applies every deadline that has passed."""
         while self._alarms and self._alarms[0] <= now_ns:
             heappop(self._alarms)
-        for waiting, expired in self._queue.expired(now_ns=now_ns):
-            self._refuse(waiting, expired, removed=True)
-        for request in list(self._active.values()):
-            if request.deadline_ns is not None and now_ns >= request.deadline_ns:
-                self._finish(request, "timeout", now_ns)
-            elif request.stranded_ns is not None and now_ns >= request.stranded_ns + self.settings.connect_timeout_ns:
-                self._end(request, now_ns, error=self._unavailable((request.at,)))
-        for waiting in list(self._queue):
-            if late := self._given_up(waiting, now_ns):
-                self._refuse(waiting, self._unavailable(late))
+        for generation, expired in self._admission.queue.expired(now_ns=now_ns):
+            self._fail(generation, Event.TIMED_OUT, expired)
+        for generation in list(self._generations.values()):
+            deadline_ns = generation.deadline_ns
+            if deadline_ns is not None and now_ns >= deadline_ns:
+                # What it has is a response, though cut short; one that still waited was refused above.
+                self._finish(generation, Event.TIMED_OUT)
+            elif error := self._admission.given_up(generation, now_ns=now_ns):
+                self._fail(generation, Event.GAVE_UP, error)
         self._advance(now_ns)
-
-    def _refuse(
-        self, waiting: Waiting[tuple[int, GenerationRequest, Policy]], error: RouterError, *, removed: bool = False
-    ) -> None:
-        if not removed:
-            self._queue.remove(waiting)
-        key = waiting.item[0]
-        self._waiting.pop(key, None)
-        self.statistics.failed[error.slug] = self.statistics.failed.get(error.slug, 0) + 1
-        self._updates.append(Update(key, error=error))
-
-    # --- admission ------------------------------------------------------------------------------------------------
-
-    def _check_fits(self, request: GenerationRequest, policy: Policy) -> None:
-        """Refuses what can never run, with the limit and the model."""
-        prompt, limit = len(request.tokens), request.sampling.max_tokens
-        total = prompt + limit
-        wanted = f"prompt ({prompt} tokens) + max_tokens ({limit}) = {total} tokens"
-        for name in policy.visited():
-            info = self._models[name].info
-            if info is None:
-                continue
-            if total > info.max_context:
-                raise PromptTooLong(
-                    f"{wanted}; model {name!r} has a context of {info.max_context} tokens: "
-                    "shorten the prompt or lower max_tokens"
-                )
-            if blocks_needed(total, info.block_tokens) > info.kv_blocks:
-                raise PromptTooLong(
-                    f"{wanted}; the KV pool of model {name!r} holds {info.kv_blocks * info.block_tokens} tokens "
-                    f"({info.kv_blocks} blocks of {info.block_tokens}): shorten the prompt or lower max_tokens"
-                )
-
-    def _unconnected(self, policy: Policy) -> tuple[str, ...]:
-        return tuple(name for name in policy.visited() if self._models[name].info is None)
-
-    def _given_up(self, waiting: Waiting[tuple[int, GenerationRequest, Policy]], now_ns: int) -> tuple[str, ...]:
-        """Models that this request has awaited for the whole connect time-out."""
-        limit_ns = now_ns - self.settings.connect_timeout_ns
-        missing = self._unconnected(waiting.item[2])
-        return tuple(name for name in missing if max(waiting.arrived_ns, self._models[name].lost_ns) <= limit_ns)
-
-    def _unavailable(self, models: tuple[str, ...]) -> ModelUnavailable:
-        limit = self.settings.connect_timeout_ns * 1e-9
-        return ModelUnavailable(
-            f"model {', '.join(map(repr, models))} is not connected (waited {limit:g} s); is it loaded in this server?"
-        )
-
-    def _blocks(self, request: GenerationRequest, policy: Policy) -> dict[str, int]:
-        total = len(request.tokens) + request.sampling.max_tokens
-        infos = {name: self._models[name].info for name in policy.visited()}
-        return {name: blocks_needed(total, info.block_tokens) for name, info in infos.items() if info is not None}
-
-    def _can_start(self, request: GenerationRequest, policy: Policy) -> bool:
-        if len(self._active) >= self.settings.max_inflight or self._unconnected(policy):
-            return False
-        return all(
-            self._models[name].reserved_blocks + blocks <= self._kv_blocks(name)
-            for name, blocks in self._blocks(request, policy).items()
-        )
-
-    def _kv_blocks(self, name: str) -> int:
-        info = self._models[name].info
-        return 0 if info is None else info.kv_blocks
-
-    def _advance(self, now_ns: int) -> None:
-        """Starts whoever can start, in order, and tells all models the number in flight."""
-        while (head := self._queue.head()) is not None:
-            try:
-                # Again: a model that was away at the arrival may have come with less room, and the head would wait for
-                # ever with all others behind it.
-                self._check_fits(head.item[1], head.item[2])
-            except RouterError as exc:
-                self._refuse(head, exc)
-                continue
-            if not self._can_start(head.item[1], head.item[2]):
-                break
-            self._queue.pop()
-            self._waiting.pop(head.item[0])
-            self._start(head.item, head.arrived_ns, now_ns)
-        self._flush()
-
-    def _start(self, item: tuple[int, GenerationRequest, Policy], arrived_ns: int, now_ns: int) -> None:
-        key, request, policy = item
-        reserved = self._blocks(request, policy)
-        for name, blocks in reserved.items():
-            self._models[name].reserved_blocks += blocks
-        active = _Active(
-            key=key,
-            request=request,
-            policy=policy,
-            tokens=list(request.tokens),
-            text=TextStream(self._tokenizer, request.tokens),
-            stop=StopWords(request.stop_words),
-            reserved=reserved,
-            arrived_ns=arrived_ns,
-            started_ns=now_ns,
-        )
-        self._active[key] = active
-        self.statistics.queue_wait.observe((now_ns - arrived_ns) * 1e-9)
-        try:
-            entry = self._entry(active)
-        except RouterError as exc:
-            self._end(active, now_ns, error=exc)
-            return
-        self._dispatch(active, entry, source="", left_ns=0, now_ns=now_ns)
-
-    def _entry(self, active: _Active) -> str:
-        request = active.request
-        try:
-            entry = active.policy.entry(EntryRequest(request.prompt, request.tokens, request.sampling.seed))
-        except RouterError:
-            raise
-        except Exception as exc:
-            raise PolicyFailed(f"policy {request.policy.name!r}, entry: {type(exc).__name__}: {exc}") from exc
-        if entry not in active.policy.visited():
-            raise PolicyFailed(f"policy {request.policy.name!r}, entry: {entry!r} is not among the models it visits")
-        return entry
-
-    # --- subservers -----------------------------------------------------------------------------------------------
-
-    def connected(self, model: str, info: ModelInfo, *, now_ns: int) -> None:
-        """A subserver said who it is; requests stranded there go on.
-
-        Raises:
-            ProtocolError: it speaks another version.
-            ConfigError: it is not the model that was expected.
-        """
-        if info.version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"model {model!r} speaks version {info.version} of the protocol, not {PROTOCOL_VERSION}"
-            )
-        if info.model != model:
-            raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
-        self._models[model].info = info
-        self._models[model].told = 0
-        for request in list(self._active.values()):
-            if request.at == model and request.stranded_ns is not None:
-                self._recover(request, now_ns)
-        self._advance(now_ns)
-
-    def disconnected(self, model: str, *, now_ns: int) -> None:
-        """A subserver is gone and with it all KV; its residents wait for its return, up to the limit."""
-        self._models[model].info = None
-        self._models[model].lost_ns = now_ns
-        self._alarm(now_ns + self.settings.connect_timeout_ns)
-        for request in self._active.values():
-            request.known.pop(model, None)
-            if request.at == model and request.stranded_ns is None:
-                request.visit += 1
-                request.stranded_ns = now_ns
-
-    def _recover(self, request: _Active, now_ns: int) -> None:
-        request.stranded_ns = None
-        self.statistics.recovered += 1
-        self._dispatch(request, request.at, source="", left_ns=0, now_ns=now_ns)
 
     def receive(self, model: str, message: ToOrchestrator, *, now_ns: int) -> None:
         """One message of a connected subserver.
@@ -402,221 +198,184 @@ class Orchestrator:
             ProtocolError, ConfigError: the peer broke the protocol; close its connection.
         """
         if isinstance(message, ModelInfo):
-            self.connected(model, message, now_ns=now_ns)
-            return
-        if not isinstance(message, Report):
+            self._connected(model, message, now_ns)
+        elif isinstance(message, Report):
+            for row in message.rows:
+                generation = self._generations.get(row.request)
+                if generation is None or not generation.expects(model, row.visit):
+                    self.statistics.stale_messages += 1
+                else:
+                    self._apply(generation, row, message.at_ns, now_ns)
+        else:
             raise ProtocolError(f"{type(message).__name__} is not for an orchestrator")
-        for row in message.rows:
-            request = self._active.get(row.request)
-            if request is None or request.visit != row.visit or request.at != model:
-                self.statistics.stale_messages += 1
-            else:
-                self._apply(request, row, message, now_ns)
         self._advance(now_ns)
 
-    def _apply(self, request: _Active, row: ReportRow, report: Report, now_ns: int) -> None:
-        outcome = row.outcome
-        if outcome is Outcome.LOST:
-            request.known.pop(request.at, None)
-            self._recover(request, now_ns)
+    def disconnected(self, model: str, *, now_ns: int) -> None:
+        """A subserver is gone and with it all KV; those that are at it wait for its return, up to the limit."""
+        if not self._admission.is_connected(model):
+            # It broke the protocol before it said who it is. Nobody's patience begins anew.
             return
-        if outcome is Outcome.FAILED:
-            self._end(request, now_ns, error=_remote_error(row.error, request.at))
-            return
-        update = Update(request.key)
-        stopped = self._commit(request, row, update, now_ns)
-        reason = "stop" if stopped else _OUTCOME_REASON.get(outcome)
-        if reason is not None:
-            self._finish(request, reason, now_ns, update)
-            return
-        if request.request.stream and update.tokens:
-            self._updates.append(update)
-        if outcome is Outcome.LEAVE:
-            self._relay(request, row, report.at_ns, now_ns)
+        self._admission.disconnected(model, now_ns=now_ns)
+        del self._told[model]
+        self._alarm(now_ns + self.settings.connect_timeout_ns)
+        for generation in self._generations.values():
+            generation.visits.seen.pop(model, None)
+            if generation.state is State.VISITING and generation.visits.at == model:
+                self._strand(generation, now_ns)
 
-    def _commit(self, request: _Active, row: ReportRow, update: Update, now_ns: int) -> bool:
-        """Appends the row's tokens and fills in the update. Returns whether a stop word ended the response."""
-        request.known[request.at] = len(request.tokens)
-        if not row.tokens:
-            return False
-        start = request.position
-        request.tokens.extend(row.tokens)
-        update.tokens = row.tokens
-        stopped = False
-        if request.stop:
-            stopped = self._write_until_stop(request, update)
-        else:
-            self._unwritten.append((request, update))
-        request.known[request.at] = len(request.tokens)
-        request.fruitless = 0
-        self._record(request, len(update.tokens), now_ns)
-        update.log_probs = (row.log_probs or [])[: len(update.tokens)]
-        update.runs = [Run(request.at, start, request.position)]
-        request.log_probs.extend(update.log_probs)
-        return stopped
+    # --- the queue ------------------------------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        """Turns committed tokens into text: late, because a hand-off need not wait for it."""
-        for request, update in self._unwritten:
-            update.text = "".join([request.text.push(token) for token in update.tokens])
-            request.parts.append(update.text)
-        self._unwritten.clear()
-
-    def _write_until_stop(self, request: _Active, update: Update) -> bool:
-        """Writes this update at once and cuts it behind a stop word; tokens behind that are taken back."""
-        texts: list[str] = []
-        stopped = False
-        tokens, update.tokens = update.tokens, []
-        done = request.position - len(tokens)
-        for token in tokens:
-            update.tokens.append(token)
-            text = request.text.push(token)
-            # Always asked, because a stop word may begin before min_tokens and end after.
-            cut = request.stop.cut(text)
-            stopped = cut is not None and done + len(update.tokens) > request.request.sampling.min_tokens
-            texts.append(text[:cut] if stopped else text)
-            if stopped:
+    def _advance(self, now_ns: int) -> None:
+        """Starts whoever can start, in order, and tells all models the number in flight."""
+        admission = self._admission
+        while (head := admission.queue.head()) is not None:
+            # Asked again: a model that was away at the arrival may have come with less room, and the head would wait
+            # for ever with all others behind it.
+            if error := admission.misfit(head):
+                self._fail(head, Event.REFUSED, error)
+            elif admission.has_room(head):
+                self._start(head, now_ns)
+            else:
                 break
-        del request.tokens[len(request.tokens) - len(tokens) + len(update.tokens) :]
-        update.text = "".join(texts)
-        request.parts.append(update.text)
-        return stopped
+        for model, told in self._told.items():
+            if told != self.in_flight:
+                self._send(model, InFlight(self.in_flight))
 
-    def _record(self, request: _Active, count: int, now_ns: int) -> None:
-        end = request.position
-        if request.runs and request.runs[-1].model == request.at:
-            request.runs[-1].end = end
-        else:
-            request.runs.append(Run(request.at, end - count, end))
-        by_model = self.statistics.tokens_by_model
-        by_model[request.at] = by_model.get(request.at, 0) + count
-        if request.first_token_ns:
-            self.statistics.inter_token.observe((now_ns - request.last_token_ns) * 1e-9)
-        else:
-            request.first_token_ns = now_ns
-            self.statistics.time_to_first_token.observe((now_ns - request.arrived_ns) * 1e-9)
-        request.last_token_ns = now_ns
+    def _start(self, generation: Generation, now_ns: int) -> None:
+        self.statistics.queue_wait.observe((now_ns - generation.arrived_ns) * 1e-9)
+        try:
+            model = generation.first_model()
+        except RouterError as exc:
+            self._fail(generation, Event.REFUSED, exc)
+            return
+        generation.happens(Event.STARTED)
+        self._admission.start(generation, now_ns=now_ns)
+        self._visit(generation, model, now_ns)
 
-    def _relay(self, request: _Active, row: ReportRow, left_ns: int, now_ns: int) -> None:
+    def _alarm(self, at_ns: int | None) -> None:
+        """Asks for a `tick` at this time; one that turns out to be needless does no harm."""
+        if at_ns is not None:
+            heappush(self._alarms, at_ns)
+
+    # --- visits and hand-offs -------------------------------------------------------------------------------------
+
+    def _connected(self, model: str, info: ModelInfo, now_ns: int) -> None:
+        """A subserver said who it is; requests stranded there go on."""
+        if info.version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"model {model!r} speaks version {info.version} of the protocol, not {PROTOCOL_VERSION}"
+            )
+        if info.model != model:
+            raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
+        self._admission.connected(model, info)
+        self._told[model] = 0
+        for generation in self._generations.values():
+            if generation.state is State.STRANDED and generation.visits.at == model:
+                self._revisit(generation, Event.CONNECTED, now_ns)
+
+    def _apply(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
+        """What a model reports of a request: tokens first, then what became of it."""
+        update = self._commit(generation, row, now_ns) if row.tokens else None
+        outcome = Outcome.STOP if generation.transcript.stopped else row.outcome
+        match outcome:
+            case Outcome.STAY:
+                generation.happens(outcome)
+                self._stream(generation, update)
+            case Outcome.LEAVE:
+                self._stream(generation, update)
+                self._relay(generation, row, left_ns, now_ns)
+            case Outcome.STOP | Outcome.LENGTH:
+                self._finish(generation, outcome, update)
+            case Outcome.LOST:
+                self._revisit(generation, outcome, now_ns)
+            case Outcome.FAILED:
+                self._fail(generation, outcome, _remote_error(row.error, generation.visits.at))
+            case _:
+                assert_never(outcome)
+
+    def _commit(self, generation: Generation, row: ReportRow, now_ns: int) -> Update:
+        transcript, model, statistics = generation.transcript, generation.visits.at, self.statistics
+        if transcript.tokens:
+            statistics.inter_token.observe((now_ns - transcript.last_token_ns) * 1e-9)
+        else:
+            statistics.time_to_first_token.observe((now_ns - generation.arrived_ns) * 1e-9)
+        update = transcript.commit(row.tokens, row.log_probs, model=model, now_ns=now_ns)
+        self._unwritten.append(transcript)
+        generation.visits.fruitless = 0
+        statistics.tokens_by_model[model] += len(update.tokens)
+        return update
+
+    def _stream(self, generation: Generation, update: Update | None) -> None:
+        if update is not None and generation.request.stream:
+            self._updates.append(update)
+
+    def _relay(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
         """A hand-off: the target is sent what it has not seen."""
-        if row.target not in request.reserved:
-            error = PolicyFailed(
-                f"policy {request.request.policy.name!r} sent the request to {row.target!r}, "
-                f"which is not among the models it visits: {', '.join(request.reserved)}"
-            )
-            self._end(request, now_ns, error=error)
+        visits = generation.visits
+        visits.fruitless += 1
+        if error := generation.misrouted(row.target):
+            self._fail(generation, Outcome.FAILED, error)
             return
-        request.fruitless += 1
-        if request.fruitless > len(self.settings.models):
-            error = PolicyFailed(
-                f"policy {request.request.policy.name!r}: {request.fruitless} hand-offs in a row at position "
-                f"{request.position} and no model kept a token; one of them has to"
-            )
-            self._end(request, now_ns, error=error)
-            return
-        request.handoffs += 1
+        generation.happens(Outcome.LEAVE)
+        source = visits.at
+        visits.seen[source] = len(generation.transcript.tokens)
+        visits.carried = row.state
+        visits.handoffs += 1
         self.statistics.handoffs += 1
-        request.state = row.state
-        self._dispatch(request, row.target, source=request.at, left_ns=left_ns, now_ns=now_ns)
+        self._visit(generation, row.target, now_ns, source=source, left_ns=left_ns)
 
-    def _dispatch(self, request: _Active, target: str, *, source: str, left_ns: int, now_ns: int) -> None:
-        """Sends the request to a model: Resume if the model holds it, Open if not."""
-        request.at = target
-        request.visit += 1
-        if self._models[target].info is None:
-            request.stranded_ns = now_ns
-            self._alarm(now_ns + self.settings.connect_timeout_ns)
-            return
-        known = request.known.get(target)
-        message: ToSubserver
-        if known is None:
-            message = Open(
-                request=request.key,
-                visit=request.visit,
-                in_flight=self.in_flight,
-                tokens=request.tokens,
-                prompt_tokens=len(request.request.tokens),
-                kv_tokens=len(request.request.tokens) + request.request.sampling.max_tokens,
-                sampling=request.request.sampling,
-                policy=request.request.policy,
-                state=request.state,
-                source=source,
-                left_ns=left_ns,
-            )
+    def _visit(self, generation: Generation, model: str, now_ns: int, *, source: str = "", left_ns: int = 0) -> None:
+        """A request goes to a model, or waits for it."""
+        if self._admission.is_connected(model):
+            self._send(model, generation.visit(model, in_flight=self.in_flight, source=source, left_ns=left_ns))
         else:
-            message = Resume(
-                request=request.key,
-                visit=request.visit,
-                in_flight=self.in_flight,
-                start=known,
-                tokens=request.tokens[known:],
-                state=request.state,
-                source=source,
-                left_ns=left_ns,
-            )
-        request.known[target] = len(request.tokens)
-        self._send(target, message)
+            generation.visits.at = model
+            self._strand(generation, now_ns)
+            self._alarm(now_ns + self.settings.connect_timeout_ns)
+
+    def _strand(self, generation: Generation, now_ns: int) -> None:
+        generation.happens(Event.DISCONNECTED)
+        generation.since_ns = now_ns
+
+    def _revisit(self, generation: Generation, event: AnyEvent, now_ns: int) -> None:
+        """A model has lost what it held of a request: it is sent everything again."""
+        generation.happens(event)
+        visits = generation.visits
+        visits.seen.pop(visits.at, None)
+        self.statistics.recovered += 1
+        self._visit(generation, visits.at, now_ns)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def _finish(self, request: _Active, reason: str, now_ns: int, update: Update | None = None) -> None:
-        self._write()
-        update = update or Update(request.key)
-        rest = request.text.flush()
-        request.parts.append(rest)
-        text = "".join(request.parts)
-        tokens = request.tokens[len(request.request.tokens) :]
-        tokens_by_model = dict.fromkeys(request.reserved, 0)
-        for run in request.runs:
-            tokens_by_model[run.model] += run.end - run.start
-        result = Result(
-            text=text,
-            tokens=tokens,
-            log_probs=request.log_probs,
-            finish_reason=reason,
-            runs=request.runs,
-            tokens_by_model=tokens_by_model,
-            handoffs=request.handoffs,
-            kv_blocks=request.reserved,
-            seed=request.request.sampling.seed,
-            policy=request.request.policy.name,
-            emulated=any(info.emulated for name in request.reserved if (info := self._models[name].info)),
-            arrived_ns=request.arrived_ns,
-            started_ns=request.started_ns,
-            first_token_ns=request.first_token_ns,
-            last_token_ns=request.last_token_ns,
-        )
-        self.statistics.finished[reason] = self.statistics.finished.get(reason, 0) + 1
-        self._release(request)
-        if request.request.stream:
-            update.text += rest
-        else:
-            update.text, update.tokens = text, tokens
-            update.log_probs, update.runs = request.log_probs, request.runs
-        update.result = result
+    def _finish(self, generation: Generation, event: AnyEvent, update: Update | None = None) -> None:
+        """The response is complete, or as complete as its time allows."""
+        self._close(generation, event)
+        reason = _FINISH_REASONS[event]
+        update = generation.transcript.finish(update)
+        update.result = generation.result(reason)
+        self.statistics.finished[reason] += 1
         self._updates.append(update)
 
-    def _end(self, request: _Active, now_ns: int, *, error: RouterError) -> None:
-        self.statistics.failed[error.slug] = self.statistics.failed.get(error.slug, 0) + 1
-        self._release(request)
-        self._updates.append(Update(request.key, error=error))
+    def _fail(self, generation: Generation, event: AnyEvent, error: RouterError) -> None:
+        self._close(generation, event)
+        self.statistics.failed[error.slug] += 1
+        self._updates.append(Update(generation.key, error=error))
 
-    def _release(self, request: _Active) -> None:
-        """Frees KV on every model."""
-        del self._active[request.key]
-        for name, blocks in request.reserved.items():
-            self._models[name].reserved_blocks -= blocks
-        for name in request.known:
-            self._send(name, Close(request.key, self.in_flight))
+    def _close(self, generation: Generation, event: AnyEvent) -> None:
+        """Gives back what a request holds: its place in the queue, or KV in the ledger and on the models."""
+        waited = generation.state is State.WAITING
+        generation.happens(event)
+        del self._generations[generation.key]
+        if waited:
+            self._admission.queue.discard(generation)
+            return
+        self._admission.release(generation)
+        for model in generation.visits.seen:
+            self._send(model, Close(generation.key, self.in_flight))
 
     def _send(self, model: str, message: ToSubserver) -> None:
-        self._models[model].told = self.in_flight
+        self._told[model] = self.in_flight
         self.outbox.append((model, message))
-
-    def _flush(self) -> None:
-        for name, model in self._models.items():
-            if model.info is not None and model.told != self.in_flight:
-                self._send(name, InFlight(self.in_flight))
 
 
 def _remote_error(error: tuple[str, str] | None, model: str) -> RouterError:

@@ -1,0 +1,191 @@
+"""One request from its arrival to its end: what was asked, which model is at it, what has been written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenrouter.errors import PolicyFailed, RouterError, assert_never
+from tokenrouter.messages import Open, Resume
+from tokenrouter.orchestrator.lifecycle import AnyEvent, State, after
+from tokenrouter.orchestrator.transcript import Transcript
+from tokenrouter.policies.base import EntryRequest, Policy
+from tokenrouter.request import GenerationRequest
+from tokenrouter.response import Result
+
+
+@dataclass(slots=True)
+class Visits:
+    """The way of a request through the models.
+
+    Attributes:
+        at: the model that writes, or is to write next.
+        number: of the visit there; rows that name another one are of an old visit.
+        seen: by model that holds the request, how many tokens of the response it has seen. For the model that writes,
+            how many when the visit began.
+        carried: what the policy sent along with the last hand-off.
+        handoffs: how many there were.
+        fruitless: hand-offs in a row without a new token.
+    """
+
+    at: str = ""
+    number: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    carried: dict[str, Any] | None = None
+    handoffs: int = 0
+    fruitless: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A request that is being served.
+
+    Attributes:
+        key: names it on the token channel and towards the shell.
+        request: what was asked.
+        policy: what routes it.
+        models: those it may visit; it starts once all of them have room, and never waits for KV again.
+        arrived_ns: when it came.
+        transcript: what has been written.
+        state: see `lifecycle`; changed by `happens` only.
+        since_ns: waiting or stranded since then.
+        visits: where it is.
+        reserved: KV blocks by model, while it runs.
+        started_ns: when it left the queue.
+        emulated: whether one of the models is not real.
+    """
+
+    key: int
+    request: GenerationRequest
+    policy: Policy
+    models: tuple[str, ...]
+    arrived_ns: int
+    transcript: Transcript
+    since_ns: int
+    state: State = State.WAITING
+    visits: Visits = field(default_factory=Visits)
+    reserved: dict[str, int] = field(default_factory=dict)
+    started_ns: int = 0
+    emulated: bool = False
+
+    @property
+    def deadline_ns(self) -> int | None:
+        """It ends then, waiting or running; None = no limit."""
+        timeout_ns = self.request.timeout_ns
+        return None if timeout_ns is None else self.arrived_ns + timeout_ns
+
+    @property
+    def kv_tokens(self) -> int:
+        """The most tokens a model can ever hold of it."""
+        return len(self.request.tokens) + self.request.sampling.max_tokens
+
+    @property
+    def awaits(self) -> tuple[str, ...]:
+        """Models without which it cannot go on."""
+        match self.state:
+            case State.WAITING:
+                return self.models
+            case State.STRANDED:
+                return (self.visits.at,)
+            case State.VISITING | State.OVER:
+                return ()
+            case _:
+                return assert_never(self.state)
+
+    def happens(self, event: AnyEvent) -> None:
+        """Changes the state.
+
+        Raises:
+            InternalError: see `lifecycle.after`.
+        """
+        self.state = after(self.state, event)
+
+    def expects(self, model: str, visit: int) -> bool:
+        """Whether this model's report on this visit is about the visit that goes on."""
+        visits = self.visits
+        return self.state is State.VISITING and visits.at == model and visits.number == visit
+
+    def first_model(self) -> str:
+        """Asks the policy who writes first.
+
+        Raises:
+            RouterError: it does not know, or refuses.
+        """
+        request = self.request
+        try:
+            model = self.policy.entry(EntryRequest(request.prompt, request.tokens, request.sampling.seed))
+        except RouterError:
+            raise
+        except Exception as exc:
+            raise PolicyFailed(f"policy {request.policy.name!r}, entry: {type(exc).__name__}: {exc}") from exc
+        if model not in self.models:
+            raise PolicyFailed(f"policy {request.policy.name!r}, entry: {model!r} is not among the models it visits")
+        return model
+
+    def misrouted(self, target: str) -> PolicyFailed | None:
+        """Why the policy must not send it there; None if it may."""
+        policy, fruitless = self.request.policy.name, self.visits.fruitless
+        if target not in self.models:
+            return PolicyFailed(
+                f"policy {policy!r} sent the request to {target!r}, which is not among the models it visits: "
+                f"{', '.join(self.models)}"
+            )
+        if fruitless > len(self.policy.models):
+            return PolicyFailed(
+                f"policy {policy!r}: {fruitless} hand-offs in a row at position {len(self.transcript.tokens)} and no "
+                "model kept a token; one of them has to"
+            )
+        return None
+
+    def visit(self, model: str, *, in_flight: int, source: str, left_ns: int) -> Open | Resume:
+        """A visit begins: the message to the model, with everything that it has not seen."""
+        visits, prompt, response = self.visits, self.request.tokens, self.transcript.tokens
+        seen = visits.seen.get(model)
+        visits.at = model
+        visits.number += 1
+        visits.seen[model] = len(response)
+        if seen is None:
+            return Open(
+                request=self.key,
+                visit=visits.number,
+                in_flight=in_flight,
+                tokens=prompt + response,
+                prompt_tokens=len(prompt),
+                kv_tokens=self.kv_tokens,
+                sampling=self.request.sampling,
+                policy=self.request.policy,
+                state=visits.carried,
+                source=source,
+                left_ns=left_ns,
+            )
+        return Resume(
+            request=self.key,
+            visit=visits.number,
+            in_flight=in_flight,
+            start=len(prompt) + seen,
+            tokens=response[seen:],
+            state=visits.carried,
+            source=source,
+            left_ns=left_ns,
+        )
+
+    def result(self, reason: str) -> Result:
+        """The finished response."""
+        transcript = self.transcript
+        return Result(
+            text=transcript.text,
+            tokens=transcript.tokens,
+            log_probs=transcript.log_probs,
+            finish_reason=reason,
+            runs=transcript.runs,
+            tokens_by_model=transcript.tokens_by_model(self.models),
+            handoffs=self.visits.handoffs,
+            kv_blocks=self.reserved,
+            seed=self.request.sampling.seed,
+            policy=self.request.policy.name,
+            emulated=self.emulated,
+            arrived_ns=self.arrived_ns,
+            started_ns=self.started_ns,
+            first_token_ns=transcript.first_token_ns,
+            last_token_ns=transcript.last_token_ns,
+        )
