@@ -11,24 +11,24 @@ from typer.testing import CliRunner
 
 from tests.support.published_models import write_stubs
 from tokenrouter.errors import ConfigError
-from tools.build_repository.complete import deployment_budget
-from tools.build_repository.spec import load_spec
-from tools.kv_budget import GIB, Budget, BudgetModel, Memory, compute
+from tools.build_repository.arguments import with_arguments
+from tools.build_repository.kv_budget import Budget, BudgetModel, compute, deployment_budget
+from tools.build_repository.spec import GIB, KvBudgetSpec, load_spec
 
 ROOT = Path(__file__).parents[2]
-A100 = Memory(gpu_gib=80, share=0.9, reserve_gib=4)
+A100 = KvBudgetSpec(gpu_memory_gib=80, share=0.9, reserve_gib=4)
 # 72 GiB, and a model's reserve of 4 GiB.
 ROOM, RESERVE = 77_309_411_328, 4_294_967_296
 
-SMALL = BudgetModel("small", (0,), 1_192_099_840, 114_688)  # Qwen3-0.6B: 596,049,920 weights of 2 bytes
-MEDIUM = BudgetModel("medium", (1,), 16_381_470_720, 147_456)  # Qwen3-8B
-LARGE = BudgetModel("large", (2,), 65_524_246_528, 262_144)  # Qwen3-32B
+SMALL = BudgetModel("small", (0,), 1_192_099_840, 114_688, 32)  # Qwen3-0.6B: 596,049,920 weights of 2 bytes
+MEDIUM = BudgetModel("medium", (1,), 16_381_470_720, 147_456, 32)  # Qwen3-8B
+LARGE = BudgetModel("large", (2,), 65_524_246_528, 262_144, 32)  # Qwen3-32B
 
 
 def halves(model: BudgetModel, *gpus: int) -> BudgetModel:
     """The same with tensor parallelism."""
     n = len(gpus)
-    return BudgetModel(model.name, gpus, model.weight_bytes // n, model.kv_bytes_per_token // n)
+    return BudgetModel(model.name, gpus, model.weight_bytes // n, model.kv_bytes_per_token // n, 32)
 
 
 def test_two_models_that_share_a_gpu_get_the_same_number() -> None:
@@ -70,7 +70,7 @@ def test_models_on_gpus_of_their_own_get_what_these_hold() -> None:
     ],
 )
 def test_published_deployments_by_hand(tmp_path: Path, config: str, tokens: int) -> None:
-    budget = deployment_budget(load_spec(ROOT / "configs" / config, write_stubs(tmp_path)))
+    budget = deployment_budget(with_arguments(load_spec(ROOT / "configs" / config, write_stubs(tmp_path))))
     assert budget is not None
     assert budget.tokens == {"small": tokens, "large": tokens}
 
@@ -103,7 +103,7 @@ def deployments(draw: st.DrawFn) -> list[BudgetModel]:
 
 @given(deployments())
 def test_everything_fits_and_one_block_more_would_not(models: list[BudgetModel]) -> None:
-    memory = Memory(gpu_gib=64, share=0.9, reserve_gib=1)
+    memory = KvBudgetSpec(gpu_memory_gib=64, share=0.9, reserve_gib=1)
     budget = compute(models, memory)
     gpus = {gpu for model in models for gpu in model.gpus}
     assert all(used(budget, gpu) <= memory.budget(gpu) for gpu in gpus)
@@ -129,7 +129,7 @@ def connected(model: BudgetModel, models: list[BudgetModel]) -> set[int]:
 
 @given(deployments())
 def test_the_largest_loads_first_and_nobody_waits_in_a_circle(models: list[BudgetModel]) -> None:
-    memory = Memory(gpu_gib=64, share=0.9, reserve_gib=1)
+    memory = KvBudgetSpec(gpu_memory_gib=64, share=0.9, reserve_gib=1)
     after = compute(models, memory).load_after
     weights = {model.name: model.weight_bytes for model in models}
     gpus = {model.name: set(model.gpus) for model in models}
@@ -143,20 +143,20 @@ def test_the_largest_loads_first_and_nobody_waits_in_a_circle(models: list[Budge
 
 
 def test_models_beyond_the_memory_are_refused_with_the_gpu_and_their_needs() -> None:
-    whole = BudgetModel("large", (0,), LARGE.weight_bytes, LARGE.kv_bytes_per_token)
-    big = BudgetModel("other", (0,), 10 * GIB, 1000)
+    whole = BudgetModel("large", (0,), LARGE.weight_bytes, LARGE.kv_bytes_per_token, 32)
+    big = BudgetModel("other", (0,), 10 * GIB, 1000, 32)
     with pytest.raises(
         ConfigError, match=r"GPU 0: .* 72.0 GiB .*in GiB, large 65.0, other 14.0.*raise kv_budget.share"
     ):
         compute([whole, big], A100)
-    tight = Memory(gpu_gib=80, share=(65_524_246_528 + RESERVE + 1_000_000) / (80 * GIB), reserve_gib=4)
+    tight = KvBudgetSpec(gpu_memory_gib=80, share=(65_524_246_528 + RESERVE + 1_000_000) / (80 * GIB), reserve_gib=4)
     with pytest.raises(ConfigError, match="GPU 0"):  # the weights fit, not one block of KV
         compute([whole], tight)
 
 
 def test_gpus_may_differ_in_memory() -> None:
-    both = Memory(gpu_gib={0: 80, 1: 40}, share=0.9, reserve_gib=4)
-    by_gpu = compute([SMALL, BudgetModel("medium", (1,), MEDIUM.weight_bytes, MEDIUM.kv_bytes_per_token)], both)
+    both = KvBudgetSpec(gpu_memory_gib={0: 80, 1: 40}, share=0.9, reserve_gib=4)
+    by_gpu = compute([SMALL, BudgetModel("medium", (1,), MEDIUM.weight_bytes, MEDIUM.kv_bytes_per_token, 32)], both)
     assert by_gpu.tokens["medium"] == (int(36 * GIB) - 16_381_470_720 - RESERVE) // 147_456 // 32 * 32
     with pytest.raises(ConfigError, match="gpu_memory_gib has no entry for GPU 2"):
         compute([LARGE], both)

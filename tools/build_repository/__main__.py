@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
+from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import repository_files, tree, write_repository
 from tools.build_repository.check import checked
-from tools.build_repository.complete import deployment_budget
-from tools.build_repository.spec import VERSION_FOLDER, DeploymentSpec, load_spec
-from tools.kv_budget import tables
+from tools.build_repository.kv_budget import deployment_budget, tables
+from tools.build_repository.spec import DeploymentSpec, load_spec
 
 
 def build(
@@ -30,7 +31,7 @@ def build(
     try:
         spec = load_spec(config, checkpoints)
         finished = checked(spec, output)
-        budget = deployment_budget(spec)
+        budget = deployment_budget(with_arguments(spec))
     except ConfigError as exc:
         sys.exit(f"error: {exc}")
     if dry_run:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
 from tools.build_repository.pbtxt import ensemble_pbtxt, entry_pbtxt, model_yaml, subserver_pbtxt
 from tools.build_repository.routers import place_routers, router_path
-from tools.build_repository.spec import VERSION_FOLDER, DeploymentSpec
+from tools.build_repository.spec import DeploymentSpec
 
 
 def repository_files(spec: DeploymentSpec) -> dict[str, str]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import Policy, load_policy
@@ -14,7 +15,7 @@ from tokenrouter.vocabulary import check_same_tokenizer
 from tools.build_repository.complete import completed
 from tools.build_repository.model_checks import caught, model_problems
 from tools.build_repository.routers import policy_params, router_problems
-from tools.build_repository.spec import VERSION_FOLDER, DeploymentSpec
+from tools.build_repository.spec import DeploymentSpec
 from tools.build_repository.thresholds import check_profile, threshold_problems
 
 

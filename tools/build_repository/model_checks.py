@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from tokenrouter.config import ENGINES
+from tokenrouter.config import ENGINES, VERSION_FOLDER
 from tokenrouter.errors import ConfigError, RouterError
 from tools.build_repository.shapes import read_shape
-from tools.build_repository.spec import VERSION_FOLDER, ModelSpec
+from tools.build_repository.spec import ModelSpec
 
 _COUNTS = ("max_batch_size", "max_num_tokens", "max_seq_len", "tensor_parallel_size")
 _KV_COUNTS = ("tokens_per_block", "max_tokens")

@@ -8,11 +8,15 @@ from typing import Any, Literal
 
 import msgspec
 
-from tokenrouter.config import load_yaml
+from tokenrouter.batcher import Batching
+from tokenrouter.config import VERSION_FOLDER, EntryConfig, ModelYaml, SubserverConfig, load_yaml
+from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 
+GIB = 1 << 30
 CHECKPOINTS_VARIABLE = "TOKENROUTER_CHECKPOINTS"
-VERSION_FOLDER = "."
+_QUEUE = EntryQueuePolicy()
+_BATCHING = Batching()
 
 
 class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,10 +26,10 @@ class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_queue_size: most waiting requests; 0 = no limit. The names and meanings are Triton's ModelQueuePolicy's.
     """
 
-    max_queue_size: int = 0
-    default_timeout_microseconds: int = 0
-    timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
-    allow_timeout_override: bool = True
+    max_queue_size: int = _QUEUE.max_queue_size
+    default_timeout_microseconds: int = _QUEUE.default_timeout_ns // 1000
+    timeout_action: Literal["REJECT", "DELAY"] = "REJECT" if _QUEUE.reject else "DELAY"
+    allow_timeout_override: bool = _QUEUE.allow_timeout_override
 
 
 class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,20 +46,20 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = "tokenrouter"
     ensemble: str | None = "ensemble"
     max_batch_size: int = 8
-    max_inflight: int = 64
-    connect_timeout_ms: int = 30_000
+    max_inflight: int = EntryConfig.max_inflight
+    connect_timeout_ms: int = EntryConfig.connect_timeout_ns // 10**6
     selectable_policies: tuple[str, ...] | None = None
-    end_ids: tuple[int, ...] | None = None
-    allow_added_tokens: bool = False
-    allow_special_tokens: bool = False
+    end_ids: tuple[int, ...] | None = EntryConfig.end_ids
+    allow_added_tokens: bool = EntryConfig.allow_added_tokens
+    allow_special_tokens: bool = EntryConfig.allow_special_tokens
     queue: QueueSpec = QueueSpec()
 
 
 class BatchingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Delayed batching of one model; `tuning` finds better values."""
 
-    threshold: int = 1
-    max_queue_delay_microseconds: int = 0
+    threshold: int = _BATCHING.threshold
+    max_queue_delay_microseconds: int = _BATCHING.max_queue_delay_ns // 1000
     batch_thresholds: dict[int, int] = {}
 
 
@@ -64,7 +68,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         engine: name of the engine.
-        options: the engine's part of model.yaml; what is left out is filled in (see `tensorrt_llm.complete`).
+        options: the engine's part of model.yaml; what is left out is filled in (see `arguments`).
         checkpoint: folder in Hugging Face format; by default the version folder itself.
         gpus: indices of the GPUs it is split over; several models may share one.
         batching: thresholds.
@@ -75,19 +79,25 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         load_after: models that load before this one if they are there; computed for models that share GPUs.
     """
 
-    engine: str = "torch"
+    engine: str = ModelYaml.engine
     options: dict[str, Any] = {}
     checkpoint: str = VERSION_FOLDER
     gpus: tuple[int, ...] = ()
     batching: BatchingSpec = BatchingSpec()
-    direct_kv_share: float = 0.25
-    max_inflight: int = 64
+    direct_kv_share: float = SubserverConfig.direct_kv_share
+    max_inflight: int = SubserverConfig.max_inflight
     extend_tokens: int = 64
     load_after: tuple[str, ...] = ()
 
 
 class KvBudgetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Memory that models which name their GPUs may take; see `tools.kv_budget`."""
+    """Memory that models which name their GPUs may take; see `kv_budget`.
+
+    Attributes:
+        gpu_memory_gib: memory of every GPU, or by GPU.
+        share: of it, in (0, 1].
+        reserve_gib: per model and GPU, for activations, CUDA context and graphs.
+    """
 
     gpu_memory_gib: float | dict[int, float] = 80.0
     share: float = 0.9
@@ -97,6 +107,24 @@ class KvBudgetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Refuses shares outside (0, 1]."""
         if not 0.0 < self.share <= 1.0 or self.reserve_gib < 0.0:
             raise ValueError("share lies in (0, 1], reserve_gib is at least 0")
+
+    def budget(self, gpu: int) -> int:
+        """Bytes that the models may take on this GPU.
+
+        Raises:
+            ConfigError: the GPU's memory is not given.
+        """
+        memory = self.gpu_memory_gib.get(gpu) if isinstance(self.gpu_memory_gib, dict) else self.gpu_memory_gib
+        if memory is None:
+            raise ConfigError(
+                f"kv_budget.gpu_memory_gib has no entry for GPU {gpu}; add it, or give one number for all"
+            )
+        return int(memory * self.share * GIB)
+
+    @property
+    def reserve(self) -> int:
+        """Bytes."""
+        return int(self.reserve_gib * GIB)
 
 
 class TuningSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

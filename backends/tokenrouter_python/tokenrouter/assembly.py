@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
-from tokenrouter.config import EntryConfig, SubserverConfig
+from tokenrouter.config import DEFAULT_POLICY, EntryConfig, SubserverConfig
 from tokenrouter.engines import load_engine, load_tensorrt_llm
 from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.messages import PROTOCOL_VERSION, Hello
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
@@ -75,13 +75,10 @@ def direct_entry(config: SubserverConfig, repository: Repository) -> Entry:
     entry = EntryConfig(
         name=config.name,
         models=(config.name,),
-        policy=PolicySpec("single"),
+        policy=DEFAULT_POLICY,
         selectable=frozenset(),
         max_inflight=config.max_inflight,
-        connect_timeout_ns=30 * 10**9,
         queue=config.queue,
-        end_ids=None,
-        allow_added_tokens=False,
     )
     return Entry(entry, repository)
 

@@ -1,13 +1,14 @@
 """Configuration of the two roles: Triton's config.pbtxt (as the dict that Triton hands over) and model.yaml.
 
-Unknown keys are refused by name; values are resolved once into frozen objects with the unit in the name.
+Unknown keys are refused by name; values are resolved once into frozen objects with the unit in the name. Their defaults
+hold wherever a value is left out: in these files, and in the YAML file that `tools.build_repository` reads.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +22,16 @@ from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
 
 T = TypeVar("T")
+_Row = tuple[str, Callable[[str], Any], str]
 
 ENGINES = ("emulated", "tensorrt_llm", "torch")
+DEFAULT_POLICY = PolicySpec("single")
+# `model` of a model.yaml whose checkpoint lies beside it.
+VERSION_FOLDER = "."
+# Of the torch engine, and what Triton is told where an engine's options name no batch size.
+MAX_BATCH_SIZE = 16
+# Of torch and emulated engines.
+TOKENS_PER_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -45,13 +54,13 @@ class EntryConfig:
 
     name: str
     models: tuple[str, ...]
-    policy: PolicySpec
-    selectable: frozenset[str]
-    max_inflight: int
-    connect_timeout_ns: int
-    queue: EntryQueuePolicy
-    end_ids: tuple[int, ...] | None
-    allow_added_tokens: bool
+    policy: PolicySpec = DEFAULT_POLICY
+    selectable: frozenset[str] = frozenset(BUILTIN)
+    max_inflight: int = 64
+    connect_timeout_ns: int = 30 * 10**9
+    queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
+    end_ids: tuple[int, ...] | None = None
+    allow_added_tokens: bool = False
     allow_special_tokens: bool = False
 
 
@@ -75,10 +84,10 @@ class SubserverConfig:
     engine: str
     checkpoint: Path
     engine_options: dict[str, Any]
-    batching: Batching
-    direct_kv_share: float
-    max_inflight: int
-    queue: EntryQueuePolicy
+    batching: Batching = field(default_factory=Batching)
+    direct_kv_share: float = 0.25
+    max_inflight: int = 64
+    queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
     load_after: tuple[str, ...] = ()
 
 
@@ -90,10 +99,10 @@ class ModelYaml:
         options: everything else, which is the engine's.
     """
 
-    engine: str
     checkpoint: Path
-    load_after: tuple[str, ...]
     options: dict[str, Any]
+    engine: str = "torch"
+    load_after: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, folder: Path) -> ModelYaml:
@@ -104,11 +113,12 @@ class ModelYaml:
         """
         path = folder / "model.yaml"
         options = load_yaml(path)
-        engine = str(options.pop("engine", "torch"))
+        engine = str(options.pop("engine", cls.engine))
         if engine not in ENGINES:
             raise ConfigError(f"{path}: engine is {engine!r}; known: {', '.join(ENGINES)}")
-        checkpoint = (folder / str(options.pop("model", "."))).resolve()
-        return cls(engine, checkpoint, _model_names(options.pop("load_after", []), path), options)
+        checkpoint = (folder / str(options.pop("model", VERSION_FOLDER))).resolve()
+        load_after = _model_names(options.pop("load_after", list(cls.load_after)), path)
+        return cls(checkpoint, options, engine, load_after)
 
 
 class _Parameters:
@@ -129,6 +139,12 @@ class _Parameters:
             return parse(text)
         except (ValueError, TypeError, KeyError) as exc:
             raise ConfigError(f"model {self._model!r}: parameter {key} is {text!r}; it is {form}") from exc
+
+    def fields(self, rows: Mapping[str, _Row]) -> dict[str, Any]:
+        """The fields of a configuration whose parameters are there; for the others its own defaults hold."""
+        absent: Any = object()
+        values = {name: self.take(key, parse, absent, form) for name, (key, parse, form) in rows.items()}
+        return {name: value for name, value in values.items() if value is not absent}
 
     def done(self) -> None:
         """Refuses leftovers."""
@@ -166,21 +182,12 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
     models = parameters.take("models", _names, no_names, "a comma-separated list of model names")
     if not models or len(set(models)) != len(models):
         raise ConfigError(f"model {name!r}: parameter models must name each model once, small first; it has {models}")
-    policy = parameters.take("policy", str, "single", "a policy's name")
-    params = parameters.take("policy_params", _json_object, "{}", "a JSON object")
-    selectable = parameters.take("selectable_policies", _names, tuple(BUILTIN), "a comma-separated list of policies")
-    config = EntryConfig(
-        name=name,
-        models=models,
-        policy=PolicySpec(policy, params),
-        selectable=frozenset(selectable),
-        max_inflight=parameters.take("max_inflight", _positive, 64, "a whole number of at least 1"),
-        connect_timeout_ns=parameters.take("connect_timeout_ms", _positive, 30_000, "milliseconds, at least 1") * 10**6,
-        queue=_entry_queue(parameters),
-        end_ids=parameters.take("end_ids", _ids, None, "a comma-separated list of token ids"),
-        allow_added_tokens=parameters.take("allow_added_tokens", _boolean, False, "true or false"),
-        allow_special_tokens=parameters.take("allow_special_tokens", _boolean, False, "true or false"),
+    policy = PolicySpec(
+        parameters.take("policy", str, DEFAULT_POLICY.name, "a policy's name"),
+        parameters.take("policy_params", _json_object, DEFAULT_POLICY.params, "a JSON object"),
     )
+    queue = EntryQueuePolicy(**parameters.fields(_QUEUE))
+    config = EntryConfig(name, models, policy, queue=queue, **parameters.fields(_ENTRY))
     parameters.done()
     if config.allow_special_tokens and config.end_ids is None:
         raise ConfigError(f"model {name!r}: allow_special_tokens needs end_ids, since each model may end otherwise")
@@ -195,27 +202,24 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
         ConfigError: names the file, the field and its allowed form.
     """
     name = str(model_config["name"])
-    batching = model_config.get("dynamic_batching", {})
     parameters = _Parameters(name, model_config.get("parameters", {}))
     parameters.take("role", str, "", "'subserver'")
-    no_table: dict[int, int] = {}
-    table = parameters.take("batch_thresholds", _thresholds, no_table, 'a JSON object such as {"1": 1, "8": 4}')
-    share = parameters.take("direct_kv_share", _share, 0.25, "a number in [0, 1)")
-    max_inflight = parameters.take("max_inflight", _positive, 64, "a whole number of at least 1")
-    queue = _entry_queue(parameters)
+    table = parameters.fields(_TABLE)
+    fields = parameters.fields(_SUBSERVER)
+    queue = EntryQueuePolicy(**parameters.fields(_QUEUE))
     parameters.done()
-    _check_no_native_queue(name, batching)
+    dynamic_batching = model_config.get("dynamic_batching", {})
+    _check_no_native_queue(name, dynamic_batching)
     model = ModelYaml.read(folder)
     return SubserverConfig(
-        name=name,
-        engine=model.engine,
-        checkpoint=model.checkpoint,
-        engine_options=model.options,
-        batching=_batching(name, batching, table),
-        direct_kv_share=share,
-        max_inflight=max_inflight,
+        name,
+        model.engine,
+        model.checkpoint,
+        model.options,
+        batching=_batching(name, dynamic_batching, table),
         queue=queue,
         load_after=model.load_after,
+        **fields,
     )
 
 
@@ -245,25 +249,16 @@ def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     return result
 
 
-def _batching(name: str, batching: Mapping[str, Any], table: dict[int, int]) -> Batching:
+def _batching(name: str, dynamic_batching: Mapping[str, Any], table: dict[str, Any]) -> Batching:
+    fields = dict(table)
+    if sizes := dynamic_batching.get("preferred_batch_size"):
+        fields["threshold"] = min(int(size) for size in sizes)
+    if delay := dynamic_batching.get("max_queue_delay_microseconds"):
+        fields["max_queue_delay_ns"] = int(delay) * 1000
     try:
-        return Batching(
-            threshold=min((int(size) for size in batching.get("preferred_batch_size", ())), default=1),
-            max_queue_delay_ns=int(batching.get("max_queue_delay_microseconds", 0)) * 1000,
-            by_in_flight=table,
-        )
+        return Batching(**fields)
     except ConfigError as exc:
         raise ConfigError(f"model {name!r}: {exc}") from exc
-
-
-def _entry_queue(parameters: _Parameters) -> EntryQueuePolicy:
-    number = "a whole number of at least 0"
-    return EntryQueuePolicy(
-        max_queue_size=parameters.take("max_queue_size", _natural, 0, number),
-        default_timeout_ns=parameters.take("default_timeout_microseconds", _natural, 0, number) * 1000,
-        reject=parameters.take("timeout_action", _rejects, True, "REJECT or DELAY"),
-        allow_timeout_override=parameters.take("allow_timeout_override", _boolean, True, "true or false"),
-    )
 
 
 def _check_no_native_queue(name: str, batching: Mapping[str, Any]) -> None:
@@ -328,3 +323,35 @@ def _json_object(text: str) -> str:
 
 def _thresholds(text: str) -> dict[int, int]:
     return msgspec.json.decode(text, type=dict[int, int])
+
+
+def _microseconds(text: str) -> int:
+    return _natural(text) * 1000
+
+
+def _milliseconds(text: str) -> int:
+    return _positive(text) * 10**6
+
+
+# Field of the configuration -> parameter of config.pbtxt, its parser, and what it is.
+_QUEUE: dict[str, _Row] = {
+    "max_queue_size": ("max_queue_size", _natural, "a whole number of at least 0"),
+    "default_timeout_ns": ("default_timeout_microseconds", _microseconds, "a whole number of at least 0"),
+    "reject": ("timeout_action", _rejects, "REJECT or DELAY"),
+    "allow_timeout_override": ("allow_timeout_override", _boolean, "true or false"),
+}
+_ENTRY: dict[str, _Row] = {
+    "selectable": ("selectable_policies", lambda text: frozenset(_names(text)), "a comma-separated list of policies"),
+    "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
+    "connect_timeout_ns": ("connect_timeout_ms", _milliseconds, "milliseconds, at least 1"),
+    "end_ids": ("end_ids", _ids, "a comma-separated list of token ids"),
+    "allow_added_tokens": ("allow_added_tokens", _boolean, "true or false"),
+    "allow_special_tokens": ("allow_special_tokens", _boolean, "true or false"),
+}
+_SUBSERVER: dict[str, _Row] = {
+    "direct_kv_share": ("direct_kv_share", _share, "a number in [0, 1)"),
+    "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
+}
+_TABLE: dict[str, _Row] = {
+    "by_in_flight": ("batch_thresholds", _thresholds, 'a JSON object such as {"1": 1, "8": 4}'),
+}

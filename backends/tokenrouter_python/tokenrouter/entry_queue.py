@@ -37,7 +37,7 @@ class EntryQueuePolicy:
     max_queue_size: int = 0
     default_timeout_ns: int = 0
     reject: bool = True
-    allow_timeout_override: bool = False
+    allow_timeout_override: bool = True
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ import msgspec
 import torch
 
 from tokenrouter.checkpoint import end_ids, vocabulary_size
+from tokenrouter.config import TOKENS_PER_BLOCK
 from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult, blocks_needed
 from tokenrouter.engines.emulated.signals import UNSURE_LOGIT, SignalsConfig, prompt_key, sure_logit, unsure
 from tokenrouter.errors import ConfigError, EngineFailed
@@ -31,7 +32,7 @@ _SPIN_S = 0.0002
 class KvConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size of the paged KV cache, in the words of NVIDIA's llmapi models."""
 
-    tokens_per_block: int = 16
+    tokens_per_block: int = TOKENS_PER_BLOCK
     max_tokens: int = 65_536
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from tokenrouter.config import MAX_BATCH_SIZE, TOKENS_PER_BLOCK
 from tokenrouter.engines.torch import cgroup
 from tokenrouter.errors import ConfigError
 
@@ -33,7 +34,7 @@ class KvCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             loading the weights).
     """
 
-    tokens_per_block: int = 16
+    tokens_per_block: int = TOKENS_PER_BLOCK
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class TorchEngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_batch_size: int = 16
+    max_batch_size: int = MAX_BATCH_SIZE
     max_num_tokens: int | None = None
     max_seq_len: int | None = None
     kv_cache_config: KvCacheConfig = KvCacheConfig()

@@ -1,7 +1,7 @@
-"""Arguments of TensorRT-LLM's `LLM` that a routed model needs, and what the deployment's own options change of them.
+"""Engine arguments that a deployment leaves out, as far as they depend on a model's own entry only.
 
-Names are TensorRT-LLM's and the adapter's (`tokenrouter.engines.tensorrt_llm.config`); docs/tensorrt_llm.md says why
-each is set.
+Those of TensorRT-LLM's `LLM` have its names and the adapter's (`tokenrouter.engines.tensorrt_llm.config`);
+docs/tensorrt_llm.md says why each is set.
 """
 
 from __future__ import annotations
@@ -9,15 +9,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from tokenrouter.config import merged
 from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
+from tools.build_repository.spec import DeploymentSpec, ModelSpec
 
 # max_tokens decides; the fraction only has to allow it, also to a model that finds the GPU half full.
 _FREE_FRACTION = 0.95
 
 
-def complete(options: Mapping[str, Any], *, gpus: int, extend_tokens: int) -> dict[str, Any]:
-    """All arguments, in a fixed order.
+def with_arguments(spec: DeploymentSpec) -> DeploymentSpec:
+    """The deployment with the arguments of every engine."""
+    return replace(spec, models={name: _with_arguments(model) for name, model in spec.models.items()})
+
+
+def _with_arguments(model: ModelSpec) -> ModelSpec:
+    if model.engine == "tensorrt_llm":
+        options = tensorrt_llm(model.options, gpus=len(model.gpus), extend_tokens=model.extend_tokens)
+        return replace(model, options=options)
+    if model.engine == "torch" and len(model.gpus) == 1:
+        return replace(model, options={"device": f"cuda:{model.gpus[0]}", **model.options})
+    return model
+
+
+def tensorrt_llm(options: Mapping[str, Any], *, gpus: int, extend_tokens: int) -> dict[str, Any]:
+    """All arguments of TensorRT-LLM, in a fixed order.
 
     Args:
         options: what the deployment says; nested tables are merged, None turns one off.
