@@ -11,48 +11,28 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from perf.baselines.turns import Rule
 from perf.load.requests import Load, Request, Response, Run
-from tokenrouter.assembly import Entry, build_subserver
-from tokenrouter.batcher import Batching
-from tokenrouter.config import SubserverConfig
-from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.repository import Repository
+from tokenrouter.batcher import Batching, WaitUntil
+from tokenrouter.inprocess import InProcessDriver
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
-from tokenrouter.subserver.machine import Subserver
-from tokenrouter.subserver.stepped import StepPlan
-
-_PEER = 1
+from tokenrouter.subserver.machine import Plan, Subserver
 
 
-class InProcess:
+class SynchronousBaseline:
     """All models of a repository in this process; a context manager.
 
     Args:
         repository: the model repository. Its thresholds are ignored: whoever is at a model that steps takes part.
-
-    Attributes:
-        turns: turns so far.
-        waiting_s: seconds of them in engine steps; the rest of the time is the driver's own work.
     """
 
     def __init__(self, repository: Path, *, entry: str = "tokenrouter") -> None:
-        source = Repository(repository)
-        config = replace(source.entry(entry), queue=EntryQueuePolicy())
-        self.turns = 0
-        self.waiting_s = 0.0
-        self._entry = Entry(config, source)
-        self._subservers = [_eager(model, source) for model in source.models(config).values()]
-        self._orchestrator = self._entry.orchestrator()
+        self._driver = InProcessDriver.load(repository, entry=entry, batching=Batching())
+        self._subservers = list(self._driver.subservers.values())
         self._threads = ThreadPoolExecutor(max(1, len(self._subservers) - 1))
-        for subserver in self._subservers:
-            subserver.handle(_PEER, self._entry.hello("baseline", "routed"), now_ns=time.monotonic_ns())
-        self._exchange()
         self._last = len(self._subservers) - 1
 
     def run(self, load: Load, rule: Rule) -> Run:
@@ -72,7 +52,8 @@ class InProcess:
                     self._submit(load.request(upcoming), responses)
                     upcoming += 1
         end = time.perf_counter()
-        self._cancel(responses)
+        self._driver.cancel(responses)
+        self._driver.orchestrator.take_updates()
         return Run([*done, *responses.values()], begin + load.warm_up_s, end)
 
     def generate(self, requests: Sequence[Request], rule: Rule) -> list[Response]:
@@ -90,15 +71,12 @@ class InProcess:
     def close(self) -> None:
         """Frees the engines."""
         self._threads.shutdown()
-        for subserver in self._subservers:
-            subserver.engine.shutdown()
+        self._driver.close()
 
-    def __enter__(self) -> InProcess:
+    def __enter__(self) -> SynchronousBaseline:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _submit(self, request: Request, responses: dict[int, Response]) -> None:
@@ -106,56 +84,29 @@ class InProcess:
             input_ids=request.input_ids, max_tokens=request.max_tokens, seed=request.seed, stream=True
         )
         sent_s = time.perf_counter()
-        key = self._orchestrator.submit(self._entry.builder.build(fields), now_ns=time.monotonic_ns())
-        responses[key] = Response(request, sent_s)
+        responses[self._driver.submit(fields)] = Response(request, sent_s)
 
     def _turn(self, rule: Rule) -> list[Update]:
         """One turn: the models that the rule names step at the same time, then everything is handed over."""
-        self._exchange()
-        plans = [_plan(subserver) for subserver in self._subservers]
-        counts = [0 if plan is None else len(plan.rows) for plan in plans]
-        running = rule(counts, self._last)
+        self._driver.exchange()
+        running = rule([subserver.residents for subserver in self._subservers], self._last)
         self._last = max(running)
-        steps = [(self._subservers[i], plan) for i in running if (plan := plans[i]) is not None]
-        started = time.perf_counter()
+        steps = [(self._subservers[i], _plan(self._subservers[i])) for i in running]
         others = [self._threads.submit(subserver.run_step, plan) for subserver, plan in steps[:-1]]
         subserver, plan = steps[-1]
         subserver.run_step(plan)
         for other in others:
             other.result()
-        self.waiting_s += time.perf_counter() - started
-        self.turns += 1
-        self._exchange()
-        return self._orchestrator.take_updates()
-
-    def _exchange(self) -> None:
-        """Delivers messages both ways until nobody has any."""
-        now_ns = time.monotonic_ns()
-        by_name = {subserver.name: subserver for subserver in self._subservers}
-        while self._orchestrator.outbox or any(subserver.outbox for subserver in self._subservers):
-            for subserver in self._subservers:
-                reports, subserver.outbox = subserver.outbox, []
-                for _, report in reports:
-                    self._orchestrator.receive(subserver.name, report, now_ns=now_ns)
-            messages, self._orchestrator.outbox = self._orchestrator.outbox, []
-            for name, message in messages:
-                by_name[name].handle(_PEER, message, now_ns=now_ns)
-
-    def _cancel(self, responses: dict[int, Response]) -> None:
-        for key in responses:
-            self._orchestrator.cancel(key, now_ns=time.monotonic_ns())
-        self._exchange()
-        self._orchestrator.take_updates()
+        self._driver.exchange()
+        return self._driver.orchestrator.take_updates()
 
 
-def _eager(config: SubserverConfig, repository: Repository) -> Subserver:
-    return build_subserver(replace(config, batching=Batching(), direct_kv_share=0.0), repository)
-
-
-def _plan(subserver: Subserver) -> StepPlan | None:
+def _plan(subserver: Subserver) -> Plan:
     """With a threshold of 1 everybody who is there is ready."""
     plan = subserver.poll(now_ns=time.monotonic_ns())
-    return plan if isinstance(plan, StepPlan) else None
+    if plan is None or isinstance(plan, WaitUntil):
+        raise RuntimeError(f"{subserver.name} has no step to run; the baselines need engines that are stepped")
+    return plan
 
 
 def _take(response: Response, update: Update) -> bool:

@@ -9,7 +9,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Protocol
 
-from perf.baselines.inprocess import InProcess
+from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.limits import throughput
 from perf.baselines.standard import StandardServing
 from perf.baselines.turns import RULES, Rule, Thresholds
@@ -119,7 +119,7 @@ class _Kind:
 
     @contextmanager
     def _in_process(self, repository: Path) -> Iterator[Callable[[System, Cell], Run]]:
-        with InProcess(repository) as engines:
+        with SynchronousBaseline(repository) as engines:
             yield lambda system, cell: engines.run(self._setting.load(cell), self._rule(system, cell.in_flight))
 
     @contextmanager

@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
 
-from perf.baselines.inprocess import InProcess
+from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.turns import step_sync
 from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
 from perf.emulated.repository import byte_tokenizer
@@ -114,7 +114,7 @@ def _in_process(
         deployment = EmulatedDeployment(profile_of(policy), policy, max(numbers), EAGER, around_ms)
         repository = deployment.write(Path(folder))
         for n in numbers:
-            with InProcess(repository) as driver:
+            with SynchronousBaseline(repository) as driver:
                 load = Load(
                     n,
                     lambda index: list(tokenizer.encode(plan.prompt(index)).ids),

@@ -55,7 +55,7 @@ def writers(result: Result) -> list[str]:
 
 
 def assert_idle(router: TokenRouter) -> None:
-    for name, subserver in router._subservers.items():
+    for name, subserver in router._driver.subservers.items():
         assert subserver.engine.blocks_leased == subserver.engine.blocks_used == 0, name
         assert subserver.open_sequences == subserver.residents == 0, name
 
@@ -99,7 +99,7 @@ def test_a_stop_word_ends_a_visit_that_runs(router: TokenRouter, torch_router: T
 
 
 def test_a_response_that_is_given_up_frees_everything(router: TokenRouter) -> None:
-    subservers = router._subservers.values()
+    subservers = router._driver.subservers.values()
     surplus = sum(subserver.statistics.surplus_tokens for subserver in subservers)
     for policy, params in (("single", {}), ("scripted", {"writers": [0, 1, 1]})):
         updates = router.stream(PROMPTS[0], policy=policy, policy_params=json.dumps(params), max_tokens=900, end_id=-1)
@@ -117,13 +117,13 @@ def test_a_response_that_is_given_up_frees_everything(router: TokenRouter) -> No
 
 
 def test_news_of_an_aborted_visit_are_dropped(router: TokenRouter) -> None:
-    before = {name: subserver.statistics.failures for name, subserver in router._subservers.items()}
+    before = {name: subserver.statistics.failures for name, subserver in router._driver.subservers.items()}
     updates = router.stream(PROMPTS[0], policy="single", max_tokens=900, end_id=-1)
     next(updates)
     updates.close()
     time.sleep(0.2)
     generate(router, "single")
-    assert {name: subserver.statistics.failures for name, subserver in router._subservers.items()} == before
+    assert {name: subserver.statistics.failures for name, subserver in router._driver.subservers.items()} == before
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_cache_that_forgets_costs_time_and_no_token(tmp_path: Path, torch_rout
     want = generate(torch_router, "scripted", params, max_tokens=96, end_id=-1)
     with TokenRouter.from_repository(deployment(tmp_path)) as router, _behaviour.broken(forgets):
         got = generate(router, "scripted", params, max_tokens=96, end_id=-1)
-        numbers = router._subservers["small"].statistics
+        numbers = router._driver.subservers["small"].statistics
     assert [result.tokens for result in got] == [result.tokens for result in want]
     assert numbers.recomputed_tokens > 0
     if forgets == "reuse":
@@ -148,8 +148,8 @@ def test_what_a_visit_leaves_is_found_again(tmp_path: Path) -> None:
     with TokenRouter.from_repository(deployment(tmp_path)) as router:
         params = {"writers": [0] * 5 + [1] * 7, "trigger": "keep"}
         results = generate(router, "scripted", params, max_tokens=48, end_id=-1)
-        numbers = {name: subserver.statistics for name, subserver in router._subservers.items()}
-    prompts = sum(len(router._entry.tokenizer.encode(prompt).ids) for prompt in PROMPTS)
+        numbers = {name: subserver.statistics for name, subserver in router._driver.subservers.items()}
+    prompts = sum(len(router._driver.entry.tokenizer.encode(prompt).ids) for prompt in PROMPTS)
     total = prompts + sum(len(result.tokens) for result in results)
     for name in ("small", "large"):
         assert numbers[name].recomputed_tokens == numbers[name].lost_prefixes == 0
@@ -300,7 +300,7 @@ def test_what_a_visit_asks_of_the_library(router: TokenRouter, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(tensorrt_llm.LLM, "generate_async", noted)
         patch.setattr(
-            router._subservers["small"].engine._library, "_offered", {"cache_salt", "kv_cache_retention_config"}
+            router._driver.subservers["small"].engine._library, "_offered", {"cache_salt", "kv_cache_retention_config"}
         )
         (result,) = router.generate(
             PROMPTS[:1],
@@ -310,7 +310,7 @@ def test_what_a_visit_asks_of_the_library(router: TokenRouter, monkeypatch: pyte
             temperature=0.5,
             seed=1,
         )
-    prompt = router._entry.tokenizer.encode(PROMPTS[0]).ids
+    prompt = router._driver.entry.tokenizer.encode(PROMPTS[0]).ids
     histories = [args[0]["prompt_token_ids"] for args, _ in calls]
     assert histories == [[*prompt, *result.tokens[:count]] for count in range(6)]
     assert len({kwargs["cache_salt"] for _, kwargs in calls}) == 1
@@ -347,7 +347,7 @@ def test_a_prompt_that_the_engine_refuses_fails_its_request_with_the_reason(
 
     with monkeypatch.context() as patch:
         # What a library says is told as it is.
-        patch.setattr(type(router._subservers["small"].engine._library._llm), "generate_async", refuses)
+        patch.setattr(type(router._driver.subservers["small"].engine._library._llm), "generate_async", refuses)
         with pytest.raises(EngineFailed, match="ValueError: The prompt is not to my liking"):
             generate(router, "single")
     assert_idle(router)

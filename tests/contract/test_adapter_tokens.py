@@ -92,7 +92,7 @@ def trace(result: Result) -> tuple[Any, ...]:
 
 def assert_equal(got: list[Result], want: list[Result], router: TokenRouter) -> None:
     assert [trace(result) for result in got] == [trace(result) for result in want]
-    for name, subserver in router._subservers.items():
+    for name, subserver in router._driver.subservers.items():
         assert subserver.engine.blocks_leased == subserver.open_sequences == 0, name
         assert subserver.statistics.lost_prefixes == subserver.statistics.recomputed_tokens == 0, name
 

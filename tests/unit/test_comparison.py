@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.baselines.inprocess import InProcess
+from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.limits import throughput
 from perf.baselines.turns import RULES, Rule, Thresholds
 from perf.compare import ideal, report
@@ -46,13 +46,15 @@ def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def engines(repository: Path) -> Iterator[InProcess]:
-    with InProcess(repository) as loaded:
+def engines(repository: Path) -> Iterator[SynchronousBaseline]:
+    with SynchronousBaseline(repository) as loaded:
         yield loaded
 
 
 @pytest.mark.parametrize("name", RULES_AND_TUNED)
-def test_a_synchronous_baseline_gives_the_tokens_that_we_give(repository: Path, engines: InProcess, name: str) -> None:
+def test_a_synchronous_baseline_gives_the_tokens_that_we_give(
+    repository: Path, engines: SynchronousBaseline, name: str
+) -> None:
     requests = [request(i) for i in range(9)]
     found = engines.generate(requests, RULES_AND_TUNED[name])
     fields = [RequestFields(input_ids=r.input_ids, max_tokens=r.max_tokens, seed=r.seed) for r in requests]
@@ -63,7 +65,7 @@ def test_a_synchronous_baseline_gives_the_tokens_that_we_give(repository: Path, 
     assert all(response.ended for response in found)
 
 
-def test_a_closed_loop_measures_and_leaves_nothing_behind(engines: InProcess) -> None:
+def test_a_closed_loop_measures_and_leaves_nothing_behind(engines: SynchronousBaseline) -> None:
     load = Load(3, random_prompts(5, 94), 8, warm_up_s=0.05, seconds=0.1)
     run = engines.run(load, RULES["lock-step"])
     assert run.end_s - run.start_s >= 0.1
@@ -77,7 +79,7 @@ def test_a_closed_loop_measures_and_leaves_nothing_behind(engines: InProcess) ->
 def test_no_lock_step_on_emulated_engines_exceeds_its_exact_throughput(tmp_path: Path) -> None:
     profile = REFERENCE.profile("r2r", prefill=False)
     write_repository(tmp_path, "r2r", REFERENCE.policies["r2r"], profile, {}, most=4)
-    with InProcess(tmp_path) as engines:
+    with SynchronousBaseline(tmp_path) as engines:
         run = engines.run(Load(4, random_prompts(5, 94), 32, warm_up_s=0.2, seconds=1.0), RULES["lock-step"])
     # A few hundred tokens: the draw alone moves the rate by some per cent.
     assert 0.0 < summarise(run).tokens_per_second < 1.15 * throughput(profile, 4, RULES["lock-step"])

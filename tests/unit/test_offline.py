@@ -22,8 +22,9 @@ def router(tmp_path: Path) -> Iterator[TokenRouter]:
 
 def idle(router: TokenRouter) -> bool:
     """Whether nothing of any request is left."""
-    return router._orchestrator.in_flight == router._orchestrator.queued == 0 == len(router._news) and all(
-        subserver.engine.blocks_leased == 0 for subserver in router._subservers.values()
+    driver = router._driver
+    return driver.orchestrator.in_flight == driver.orchestrator.queued == 0 == len(router._news) and all(
+        subserver.engine.blocks_leased == 0 for subserver in driver.subservers.values()
     )
 
 
@@ -40,6 +41,12 @@ def test_prompts_may_be_text_ids_or_whole_requests(router: TokenRouter) -> None:
     ids = [32, 33]
     mixed: list[Any] = ["AB", ids, RequestFields(text_input="AB", stop_words=["A"])]
     assert [result.text for result in router.generate(mixed, max_tokens=9)] == ["AB", "AB", "A"]
+
+
+def test_policy_parameters_may_be_a_mapping(router: TokenRouter) -> None:
+    fields: dict[str, Any] = {"max_tokens": 9, "policy": "random", "seed": 1}
+    text, mapping = (router.generate(["AB"], policy_params=params, **fields)[0] for params in ('{"p": 1}', {"p": 1}))
+    assert (mapping.tokens, mapping.runs, mapping.handoffs) == (text.tokens, text.runs, text.handoffs)
 
 
 def test_two_streams_and_a_call_between_them_do_not_mix(router: TokenRouter) -> None:

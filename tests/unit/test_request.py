@@ -128,10 +128,20 @@ def test_empty_stop_words_are_ignored() -> None:
             {"policy": "rstitch"}, PolicySpec("rstitch", '{"threshold": 0.03}'), id="the-deployment's-by-name"
         ),
         pytest.param({"policy_params": "{}"}, PolicySpec("rstitch", "{}"), id="only-parameters"),
+        pytest.param(
+            {"policy_params": {"threshold": 0.02}}, PolicySpec("rstitch", '{"threshold":0.02}'), id="a-mapping"
+        ),
+        pytest.param({"policy_params": {}}, PolicySpec("rstitch", "{}"), id="an-empty-mapping"),
     ],
 )
 def test_a_client_may_choose_a_policy_that_the_deployment_offers(fields: dict[str, Any], policy: PolicySpec) -> None:
     assert build(**fields).policy == policy
+
+
+@pytest.mark.parametrize("params", [5, ["threshold"], {"threshold": object()}])
+def test_parameters_that_are_no_json_object_are_refused_with_the_remedy(params: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"policy_params is .*; send a JSON object, as text or as a mapping"):
+        build(policy_params=params)
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_generation_ends_at_the_first_match_and_nothing_behind_it_is_sent(
     assert joined == result.text == whole.text == text
     assert whole.finish_reason == result.finish_reason == "stop"
     assert whole.tokens == result.tokens
-    for subserver in router._subservers.values():
+    for subserver in router._driver.subservers.values():
         assert subserver.engine.blocks_leased == 0
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 from tokenizers import Tokenizer
 
 from tokenrouter.errors import InvalidRequest
@@ -18,7 +20,10 @@ MAX_INT32 = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RequestFields:
-    """The fields of one request as the client named them; None means not given. See the README for their meaning."""
+    """The fields of one request as the client named them; None means not given. See the README for their meaning.
+
+    `policy_params` is JSON text, as a server gets it, or a mapping.
+    """
 
     text_input: str | None = None
     input_ids: Sequence[int] | None = None
@@ -37,7 +42,7 @@ class RequestFields:
     return_log_probs: bool = False
     stream: bool = False
     policy: str | None = None
-    policy_params: str | None = None
+    policy_params: str | Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +174,26 @@ class RequestBuilder:
         return tuple(ids for ids in encoded if ids and max(ids) < self.vocab_size)
 
     def _policy(self, fields: RequestFields) -> PolicySpec:
+        params = _params(fields.policy_params)
         if fields.policy is None:
-            params = self.policy.params if fields.policy_params is None else fields.policy_params
-            return PolicySpec(self.policy.name, params)
+            return PolicySpec(self.policy.name, self.policy.params if params is None else params)
         if fields.policy != self.policy.name and fields.policy not in self.selectable:
             known = ", ".join(sorted(self.selectable | {self.policy.name}))
             raise InvalidRequest(f"policy is {fields.policy!r}; this deployment offers: {known}")
-        inherits = fields.policy == self.policy.name and fields.policy_params is None
-        return PolicySpec(fields.policy, self.policy.params if inherits else fields.policy_params or "{}")
+        inherits = fields.policy == self.policy.name and params is None
+        return PolicySpec(fields.policy, self.policy.params if inherits else params or "{}")
+
+
+def _params(given: str | Mapping[str, Any] | None) -> str | None:
+    """Parameters of a policy as JSON text."""
+    if given is None or isinstance(given, str):
+        return given
+    try:
+        return msgspec.json.encode(dict(given)).decode()
+    except (TypeError, ValueError) as exc:
+        raise InvalidRequest(
+            f"policy_params is {given!r} ({exc}); send a JSON object, as text or as a mapping"
+        ) from exc
 
 
 def _in_range(name: str, value: int, low: int, high: int, high_name: str = "") -> int:
