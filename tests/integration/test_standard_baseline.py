@@ -12,8 +12,8 @@ import pytest
 from perf.baselines.standard import CallFailed, Run, StandardServing
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.offline import TokenRouter
-from tokenrouter.orchestrator.machine import Result
 from tokenrouter.request import RequestFields
+from tokenrouter.response import Result
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
 PROMPTS = ("Start 91: -38, *2, -47 =", "Start 213: -133, +632, -615, *2 =")
