@@ -21,7 +21,7 @@ from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import RouterError
-from tokenrouter.messages import PROTOCOL_VERSION, Codec, Hello, PolicySpec, Sampling
+from tokenrouter.messages import PROTOCOL_VERSION, Close, Codec, Hello, PolicySpec, Sampling
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
 from tokenrouter.request import GenerationRequest
@@ -161,10 +161,10 @@ class Cluster:
 
     def evict(self, name: str, key: int) -> None:
         """A model forgets a request that is elsewhere."""
-        subserver, address = self.subserver(name), (self.links[name].peer, key)
-        held = subserver._sequences.get(address)
+        subserver, peer = self.subserver(name), self.links[name].peer
+        held = subserver._peers[peer].sequences.get(key) if peer in subserver._peers else None
         if held is not None and not held.resident:
-            subserver._drop(address)
+            subserver.handle(peer, Close(key, subserver.in_flight), now_ns=self.now_ns)
 
     def submit(self, what: GenerationRequest) -> int:
         """A client's request arrives now."""

@@ -345,8 +345,7 @@ def test_a_model_that_lost_a_request_is_sent_the_whole_history() -> None:
     _until_at(cluster, "large", delivered=True)
     while not cluster.links["small"].down:
         assert cluster.step("large") or cluster.deliver_up("large")
-    small = cluster.subserver("small")
-    small._drop(cluster.links["small"].peer, key)  # as an eviction would
+    cluster.evict("small", key)
     cluster.run()
     assert cluster.result(key).tokens == [*PROMPT, END_ID]
     assert cluster.orchestrator.statistics.recovered == 1
