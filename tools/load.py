@@ -29,6 +29,7 @@ from tritonclient.utils import (
 
 from tokenrouter.client import input_array
 from tools.errors import CommandError
+from tools.progress import Report
 
 PROMPTS = Path(__file__).resolve().parents[1] / "configs" / "demo" / "problems.jsonl"
 DRAIN_S = 1.0
@@ -261,7 +262,7 @@ def run_stages(
     *,
     in_flight: Sequence[int],
     seconds: float,
-    report: Callable[[str, float], None],
+    report: Report,
 ) -> None:
     """Runs each number in flight for the same time, `seconds` together, so that every batch size is seen.
 

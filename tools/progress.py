@@ -11,8 +11,15 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+Report = Callable[[str, float], None]
+"""Told a stage and how much of it is done, in 0..1."""
+
 PATIENCE_S = 1.0
 LINE_EVERY_S = 30.0
+
+
+def silent(_stage: str, _share: float) -> None:
+    """Reports nothing."""
 
 
 class LateProgress:

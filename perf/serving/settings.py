@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from perf.emulated.deployment import EAGER, Thresholds
-from tools.dtmc.cli import parse_thresholds
+from tools.dtmc.network import parse_thresholds
 from tools.dtmc.profile import Profile
 from tools.dtmc.search import SearchResult, search
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -55,20 +53,14 @@ def test_sweep_draws_a_curve_per_model(tmp_path: Path, options: list[str]) -> No
     assert [point["threshold"] for point in value["curves"]["small"]] == [1, 2]
 
 
-def test_sweep_calls_the_simulator_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = ModuleType("tools.simulate")
-    fake.throughput = lambda _profile, inflight, thresholds: inflight + thresholds["large"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tools.simulate", fake)
-    value = read_json(run("sweep", "--inflight", "3", "--plot", str(tmp_path / "a.svg"), "--json", "--simulate"))
-    assert [p["simulated_tokens_per_second"] for p in value["curves"]["large"]] == [4, 5, 6]
-
-
-def test_a_missing_simulator_is_said_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tools.simulate", None)
-    result = run("sweep", "--inflight", "3", "--plot", str(tmp_path / "a.png"), "--simulate")
-    assert result.exit_code == 2
-    assert "tools/simulate/__main__.py" in result.stderr
-    assert "leave --simulate out" in result.stderr
+def test_sweep_adds_the_simulator_s_throughput_when_asked(tmp_path: Path) -> None:
+    options = ["--inflight", "2", "--plot", str(tmp_path / "a.svg"), "--json"]
+    points = read_json(run("sweep", *options, "--simulate"))["curves"]["large"]
+    assert [point["threshold"] for point in points] == [1, 2]
+    for point in points:
+        assert point["simulated_tokens_per_second"] == pytest.approx(point["tokens_per_second"], rel=0.02)
+    plain = read_json(run("sweep", *options))["curves"]["large"]
+    assert [point["simulated_tokens_per_second"] for point in plain] == [None, None]
 
 
 def test_apply_checks_writes_and_then_is_up_to_date(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 from tools.dtmc.errors import TooLarge
 from tools.dtmc.network import build_network
 from tools.dtmc.profile import load_profile
-from tools.dtmc.race import silent
 from tools.dtmc.sampling import Sampler
 from tools.dtmc.scatter import scatter_tables
 from tools.dtmc.search import EXHAUSTIVE_TRANSITIONS, _exhaustive, _race, feasible_vectors, search, search_table
 from tools.dtmc.solve import Solver
+from tools.progress import silent
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"
 R2R = load_profile(PROFILES / "r2r_qwen3_0.6b_32b.yaml")

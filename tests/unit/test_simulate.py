@@ -15,7 +15,6 @@ from perf.micro.chain_vs_simulation import compare, random_cases
 from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import load_profile, parse_profile
 from tools.dtmc.solve import Solution
-from tools.dtmc.sweep import load_simulator
 from tools.simulate.deployment import build_deployment
 from tools.simulate.load import Clients, Load
 from tools.simulate.loop import EventLoop
@@ -240,8 +239,7 @@ def test_results_have_the_names_of_the_chain_s():
     assert common <= asdict(simulate(R2R, inflight=2, tokens=200)).keys()
 
 
-def test_the_tuner_finds_the_simulator():
-    assert load_simulator() is throughput
+def test_throughput_without_delayed_batching():
     assert throughput(R2R, 1, {"small": 1, "large": 1}) == pytest.approx(63.4, rel=0.01)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +15,13 @@ from rich.table import Table
 
 from tools.dtmc.apply import Edit, QueueFields, plan_edits, queue_fields, write_edits
 from tools.dtmc.chain import DEFAULT_MAX_TRANSITIONS
-from tools.dtmc.errors import DtmcError, ThresholdError
+from tools.dtmc.errors import DtmcError
+from tools.dtmc.network import parse_thresholds
 from tools.dtmc.profile import Profile, load_profile
 from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_table
 from tools.dtmc.solve import Solution, solve
-from tools.dtmc.sweep import Sweep, load_simulator, plot, sweep
+from tools.dtmc.sweep import Simulate, Sweep, plot, sweep
+from tools.errors import reported
 from tools.progress import LateProgress
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ MaxTransitions = Annotated[int, typer.Option(min=1, help="Largest chain that is 
 
 
 @app.command("solve")
+@reported()
 def solve_command(
     profile: ProfileFile,
     inflight: InFlight,
@@ -47,13 +49,13 @@ def solve_command(
     as_json: AsJson = False,
 ) -> None:
     """Solve one threshold vector exactly."""
-    with _reported():
-        vector = parse_thresholds(thresholds)
-        solution = solve(load_profile(profile), inflight, vector, max_transitions)
-        _print_json(asdict(solution)) if as_json else _print_solution(solution, vector)
+    vector = parse_thresholds(thresholds)
+    solution = solve(load_profile(profile), inflight, vector, max_transitions)
+    _print_json(asdict(solution)) if as_json else _print_solution(solution, vector)
 
 
 @app.command("search")
+@reported()
 def search_command(
     profile: ProfileFile,
     inflight: InFlight,
@@ -66,12 +68,11 @@ def search_command(
     as_json: AsJson = False,
 ) -> None:
     """Find the best deadlock-free thresholds."""
-    with _reported(), LateProgress() as report:
+    with LateProgress() as report:
         options: dict[str, Any] = {"exhaustive": exhaustive, "max_transitions": max_transitions, "report": report}
         loaded = load_profile(profile)
         rows = search_table(loaded, inflight, **options) if table else [search(loaded, inflight, **options)]
-    with _reported():
-        _check_tpot(rows[-1], max_mean_tpot_ms)
+    _check_tpot(rows[-1], max_mean_tpot_ms)
     if as_json:
         last = asdict(rows[-1])
         _print_json(last | {"table": [asdict(row) for row in rows]} if table else last)
@@ -80,6 +81,7 @@ def search_command(
 
 
 @app.command("sweep")
+@reported()
 def sweep_command(
     profile: ProfileFile,
     inflight: InFlight,
@@ -91,8 +93,10 @@ def sweep_command(
     as_json: AsJson = False,
 ) -> None:
     """Plot throughput against the threshold of each model, the others held."""
-    with _reported(), LateProgress() as report:
-        simulator = load_simulator() if simulate else None
+    simulator: Simulate | None = None
+    if simulate:
+        from tools.simulate.run import throughput as simulator  # with torch, which the chain does not need
+    with LateProgress() as report:
         loaded = load_profile(profile)
         centre = parse_thresholds(thresholds) if thresholds else search(loaded, inflight, report=report).thresholds
         result = sweep(loaded, inflight, centre, simulate=simulator, report=report)
@@ -105,6 +109,7 @@ def sweep_command(
 
 
 @app.command("apply")
+@reported()
 def apply_command(
     profile: ProfileFile,
     repository: Annotated[Path, typer.Option(help="Triton model repository.")],
@@ -113,7 +118,7 @@ def apply_command(
     as_json: AsJson = False,
 ) -> None:
     """Write the tuned queue policy into the config.pbtxt of every model of the profile."""
-    with _reported(), LateProgress() as report:
+    with LateProgress() as report:
         loaded = load_profile(profile)
         plan_edits(repository, _untuned(loaded, inflight))  # refuses a bad repository before the long search
         fields = queue_fields(loaded, search_table(loaded, inflight, report=report))
@@ -123,33 +128,6 @@ def apply_command(
     _print_edits(edits, loaded, fields, written=not check, as_json=as_json)
     if check and any(edit.changed for edit in edits):
         raise typer.Exit(1)
-
-
-def parse_thresholds(text: str) -> dict[str, int]:
-    """Parses `small=1,large=3`.
-
-    Raises:
-        ThresholdError: it does not have that form, or names a model twice.
-    """
-    thresholds: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = (piece.strip() for piece in part.partition("="))
-        if not name or not number.isdecimal():
-            raise ThresholdError(f"--thresholds: {part.strip()!r} is not MODEL=NUMBER; write e.g. small=1,large=3")
-        if name in thresholds:
-            raise ThresholdError(f"--thresholds: {name} is given twice; give each model once")
-        thresholds[name] = int(number)
-    return thresholds
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Turns what this package refuses into one line on stderr and exit code 2."""
-    try:
-        yield
-    except DtmcError as exc:
-        errors.print(f"[red]error:[/red] {escape(str(exc))}", soft_wrap=True, highlight=False)
-        raise typer.Exit(2) from exc
 
 
 def _untuned(profile: Profile, inflight: int) -> dict[str, QueueFields]:

@@ -79,6 +79,23 @@ class Network:
         return tuple(thresholds[name] for name in self.names)
 
 
+def parse_thresholds(text: str) -> dict[str, int]:
+    """Parses `small=1,large=3`.
+
+    Raises:
+        ThresholdError: it does not have that form, or names a model twice.
+    """
+    thresholds: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (piece.strip() for piece in part.partition("="))
+        if not name or not number.isdecimal():
+            raise ThresholdError(f"--thresholds: {part.strip()!r} is not MODEL=NUMBER; write e.g. small=1,large=3")
+        if name in thresholds:
+            raise ThresholdError(f"--thresholds: {name} is given twice; give each model once")
+        thresholds[name] = int(number)
+    return thresholds
+
+
 def build_network(profile: Profile, inflight: int) -> Network:
     """Puts a profile with `inflight` requests on the time grid.
 

@@ -8,13 +8,14 @@ The seed is fixed: the same input gives the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from tools.dtmc.network import Floats, Network
 from tools.dtmc.sampling import Estimate, Sampler
 from tools.dtmc.scatter import Scatter
+from tools.progress import Report, silent
 
 SIGMAS = 4.0
 REPLICAS = 64
@@ -25,11 +26,6 @@ FEW = 12  # vectors that are not worth another round when an exact solution is a
 MAX_EVENTS = 60_000
 
 Vector = tuple[int, ...]
-Report = Callable[[str, float], None]  # stage, completed share of it in 0..1
-
-
-def silent(_stage: str, _share: float) -> None:
-    """Reports nothing."""
 
 
 class Race:

@@ -18,8 +18,9 @@ from tools.dtmc.chain import build_chain
 from tools.dtmc.errors import TooLarge
 from tools.dtmc.network import Network, build_network
 from tools.dtmc.profile import Profile
-from tools.dtmc.race import FEW, Race, Report, Vector, sampled_throughput, silent
+from tools.dtmc.race import FEW, Race, Vector, sampled_throughput
 from tools.dtmc.solve import Solver
+from tools.progress import Report, silent
 
 EXHAUSTIVE_TRANSITIONS = 100_000  # of the eager chain: two models up to N = 16
 SEARCH_TRANSITIONS = 5_000_000  # two models at N = 64, eager, have 4.2 million

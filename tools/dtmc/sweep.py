@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,10 @@ from matplotlib.ticker import MaxNLocator
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.network import Network, build_network
 from tools.dtmc.profile import Profile
-from tools.dtmc.race import Report, Vector, silent
+from tools.dtmc.race import Vector
 from tools.dtmc.search import SEARCH_TRANSITIONS, exact_or_sampled
 from tools.dtmc.solve import Solver
+from tools.progress import Report, silent
 
 Simulate = Callable[[Profile, int, Mapping[str, int]], float]
 
@@ -71,23 +71,6 @@ def sweep(
             curves[name].append(Point(vector[model], rate, error, simulated))
             done += 1
     return Sweep(inflight, dict(zip(profile.names, centre, strict=True)), curves)
-
-
-def load_simulator() -> Simulate:
-    """The simulator's `throughput(profile, inflight, thresholds) -> tokens per second` from `tools/simulate`.
-
-    Imported only on demand: the chain needs no simulator.
-
-    Raises:
-        DtmcError: it is not there.
-    """
-    try:
-        simulate: Simulate = importlib.import_module("tools.simulate").throughput
-    except (ImportError, AttributeError) as exc:
-        raise DtmcError(
-            f"--simulate needs `throughput` in tools/simulate/__main__.py ({exc}); leave --simulate out"
-        ) from exc
-    return simulate
 
 
 def plot(result: Sweep, path: Path) -> None:

@@ -8,7 +8,6 @@ Drives the server's own orchestrator and subservers with a virtual clock. Exampl
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections import deque
 from dataclasses import asdict
@@ -20,15 +19,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tokenrouter.errors import RouterError
-from tools.dtmc.errors import DtmcError
+from tools.dtmc.network import parse_thresholds
 from tools.dtmc.profile import Profile, load_profile
+from tools.errors import reported
 from tools.progress import LateProgress
 from tools.simulate.meter import Step
 from tools.simulate.result import Latency, SimulationResult
-from tools.simulate.run import DEFAULT_WARMUP, simulate, throughput
-
-__all__ = ["simulate", "throughput"]
+from tools.simulate.run import DEFAULT_WARMUP, simulate
 
 
 class Shape(str, Enum):
@@ -38,21 +35,7 @@ class Shape(str, Enum):
     geometric = "geometric"
 
 
-def parse_thresholds(text: str) -> dict[str, int]:
-    """`small=1,large=3`; an empty text is no threshold at all.
-
-    Raises:
-        ValueError: names the part that is wrong.
-    """
-    thresholds: dict[str, int] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, _, value = part.partition("=")
-        if not name or not value.isdecimal() or name in thresholds:
-            raise ValueError(f"thresholds: {part!r}; give each model once, as in small=1,large=3")
-        thresholds[name] = int(value)
-    return thresholds
-
-
+@reported(ValueError)
 def main(
     profile: Annotated[Path, typer.Option(help="Profile of the deployment (YAML).")],
     inflight: Annotated[int, typer.Option(help="Requests in flight; with --rate the most that run at once.")],
@@ -75,30 +58,26 @@ def main(
     """Simulates a deployment with the production scheduler."""
     drawn: deque[Step] = deque(maxlen=None if trace else timeline_steps)
     began_s = time.perf_counter()
-    try:
-        loaded = load_profile(profile)
-        with LateProgress() as progress:
-            result = simulate(
-                loaded,
-                inflight=inflight,
-                thresholds=parse_thresholds(thresholds),
-                tokens=tokens,
-                seconds=seconds,
-                warmup=warmup,
-                seed=seed,
-                rate=rate,
-                response_tokens=response_tokens,
-                shape=shape.value,
-                prompt_tokens=prompt_tokens,
-                max_queue_delay_ms=max_queue_delay_ms,
-                think_ms=think_ms,
-                on_step=drawn.append if timeline or trace else None,
-                progress=lambda share: progress("simulating", share),
-            )
-        _write(list(drawn), loaded, timeline, timeline_steps, trace, f"{inflight} in flight, {thresholds or 'eager'}")
-    except (DtmcError, RouterError, ValueError, OSError) as exc:
-        sys.stderr.write(f"error: {exc}\n")
-        raise typer.Exit(2) from exc
+    loaded = load_profile(profile)
+    with LateProgress() as progress:
+        result = simulate(
+            loaded,
+            inflight=inflight,
+            thresholds=parse_thresholds(thresholds) if thresholds else {},
+            tokens=tokens,
+            seconds=seconds,
+            warmup=warmup,
+            seed=seed,
+            rate=rate,
+            response_tokens=response_tokens,
+            shape=shape.value,
+            prompt_tokens=prompt_tokens,
+            max_queue_delay_ms=max_queue_delay_ms,
+            think_ms=think_ms,
+            on_step=drawn.append if timeline or trace else None,
+            progress=lambda share: progress("simulating", share),
+        )
+    _write(list(drawn), loaded, timeline, timeline_steps, trace, f"{inflight} in flight, {thresholds or 'eager'}")
     if json_output:
         typer.echo(json.dumps(asdict(result), indent=2))
     else:
