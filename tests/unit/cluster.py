@@ -21,7 +21,16 @@ from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import RouterError
-from tokenrouter.messages import PROTOCOL_VERSION, Close, Codec, Hello, PolicySpec, Sampling
+from tokenrouter.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Hello,
+    PolicySpec,
+    Sampling,
+    decode_for_orchestrator,
+    decode_for_subserver,
+    encode,
+)
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
 from tokenrouter.request import GenerationRequest
@@ -149,7 +158,7 @@ class Cluster:
             context=PolicyContext,
         )
         hello = Hello(PROTOCOL_VERSION, "test", "routed", self.models, PolicySpec("single"))
-        link.down.append(Codec.encode(hello))
+        link.down.append(encode(hello))
         return link.subserver
 
     def kill(self, name: str) -> None:
@@ -189,8 +198,8 @@ class Cluster:
         link = self.links[name]
         if link.subserver is None or not link.down:
             return False
-        message = Codec.decode(link.down.popleft())
-        link.subserver.handle(link.peer, message, now_ns=self.now_ns)  # type: ignore[arg-type]
+        message = decode_for_subserver(link.down.popleft())
+        link.subserver.handle(link.peer, message, now_ns=self.now_ns)
         self.collect()
         return True
 
@@ -200,8 +209,8 @@ class Cluster:
         if not link.up:
             return False
         link.greeted = True
-        message = Codec.decode(link.up.popleft())
-        self.orchestrator.receive(name, message, now_ns=self.now_ns)  # type: ignore[arg-type]
+        message = decode_for_orchestrator(link.up.popleft())
+        self.orchestrator.receive(name, message, now_ns=self.now_ns)
         self.collect()
         return True
 
@@ -286,14 +295,14 @@ class Cluster:
     def collect(self) -> None:
         """Moves what the state machines have to say onto the wires and to the clients."""
         for name, message in self.orchestrator.outbox:
-            self.links[name].down.append(Codec.encode(message))
+            self.links[name].down.append(encode(message))
         self.orchestrator.outbox.clear()
         for update in self.orchestrator.take_updates():
             self.updates.setdefault(update.key, []).append(update)
         for name in self.models:
             link = self.links[name]
             if link.subserver is not None:
-                link.up.extend(Codec.encode(report) for peer, report in link.subserver.outbox if peer == link.peer)
+                link.up.extend(encode(report) for peer, report in link.subserver.outbox if peer == link.peer)
                 link.subserver.outbox.clear()
 
     # --- what clients saw -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tokenrouter.channel.framing import frame
 from tokenrouter.channel.unix import UnixCarrier, socket_path
 from tokenrouter.errors import ConfigError, DeadlineExceeded, ModelUnavailable, RequestCancelled
 from tokenrouter.loops import DecodingLoop, OrchestratorLoop
-from tokenrouter.messages import Codec, InFlight
+from tokenrouter.messages import InFlight, Report, encode
 from tokenrouter.offline import TokenRouter
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.repository import Repository
@@ -212,7 +212,8 @@ def test_a_stopping_loop_tells_everybody(serve: Callable[..., Server]) -> None:
     "data",
     [
         pytest.param(frame(b"no message"), id="no-message"),
-        pytest.param(frame(Codec.encode(InFlight(3))), id="no-hello"),
+        pytest.param(frame(encode(InFlight(3))), id="no-hello"),
+        pytest.param(frame(encode(Report(0, []))), id="for-an-orchestrator"),
         pytest.param(b"\xff\xff\xff\xff", id="no-frame"),
     ],
 )
@@ -238,7 +239,7 @@ def test_a_subserver_that_breaks_the_protocol_is_dropped_and_dialled_again(serve
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(PATIENCE_S)
-            connection.sendall(frame(Codec.encode(InFlight(3))))
+            connection.sendall(frame(encode(InFlight(3))))
             while connection.recv(1000):
                 pass
     server.start("small")

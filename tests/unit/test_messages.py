@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from tokenrouter.messages import (
     Close,
-    Codec,
     Hello,
     InFlight,
     Message,
@@ -21,6 +21,10 @@ from tokenrouter.messages import (
     ReportRow,
     Resume,
     Sampling,
+    copy_state,
+    decode_for_orchestrator,
+    decode_for_subserver,
+    encode,
 )
 
 NATURAL = st.integers(0, 2**63 - 1)
@@ -57,43 +61,63 @@ ROW = st.builds(
     error=st.none() | st.tuples(TEXT, TEXT),
 )
 VISIT = {"request": NATURAL, "visit": NATURAL, "in_flight": NATURAL, "tokens": TOKENS, "state": STATE, "source": TEXT}
-MESSAGES = (
+TO_SUBSERVER = (
     st.builds(Hello, version=NATURAL, peer=TEXT, share=TEXT, models=st.tuples(TEXT, TEXT), policy=POLICY)
     | st.builds(Open, prompt_tokens=NATURAL, kv_tokens=NATURAL, sampling=SAMPLING, policy=POLICY, **VISIT)
     | st.builds(Resume, start=NATURAL, left_ns=NATURAL, **VISIT)
     | st.builds(Close, request=NATURAL, in_flight=NATURAL)
     | st.builds(InFlight, in_flight=NATURAL)
-    | st.builds(ModelInfo, *[NATURAL, TEXT, TEXT, st.booleans(), NATURAL, NATURAL, NATURAL, NATURAL])
-    | st.builds(Report, at_ns=NATURAL, rows=st.lists(ROW, max_size=4))
 )
+TO_ORCHESTRATOR = st.builds(
+    ModelInfo, *[NATURAL, TEXT, TEXT, st.booleans(), NATURAL, NATURAL, NATURAL, NATURAL]
+) | st.builds(Report, at_ns=NATURAL, rows=st.lists(ROW, max_size=4))
+Decode = Callable[[bytes | memoryview], Message]
+# Each side's decoder, and what the other side sends.
+WIRE = st.tuples(st.just(decode_for_subserver), TO_SUBSERVER) | st.tuples(
+    st.just(decode_for_orchestrator), TO_ORCHESTRATOR
+)
+DECODERS = [decode_for_subserver, decode_for_orchestrator]
 
 
 @settings(deadline=None)
-@given(message=MESSAGES)
-def test_every_message_comes_out_as_it_went_in(message: Message) -> None:
-    assert Codec.decode(Codec.encode(message)) == message
-    assert Codec.decode(memoryview(Codec.encode(message))) == message
+@given(wire=WIRE)
+def test_every_message_comes_out_as_it_went_in(wire: tuple[Decode, Message]) -> None:
+    decode, message = wire
+    assert decode(encode(message)) == message
+    assert decode(memoryview(encode(message))) == message
 
 
+@settings(deadline=None)
+@given(wire=WIRE)
+def test_a_message_for_the_other_side_is_a_decode_error(wire: tuple[Decode, Message]) -> None:
+    decode, message = wire
+    (other,) = [decoder for decoder in DECODERS if decoder is not decode]
+    with pytest.raises(msgspec.DecodeError):
+        other(encode(message))
+
+
+@pytest.mark.parametrize("decode", DECODERS)
 @settings(deadline=None, max_examples=300)
 @given(payload=st.binary(max_size=60))
-def test_arbitrary_bytes_are_a_message_or_a_decode_error(payload: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_a_decode_error(decode: Decode, payload: bytes) -> None:
     try:
-        message = Codec.decode(payload)
+        message = decode(payload)
     except msgspec.DecodeError:
         return
-    assert Codec.decode(Codec.encode(message)) == message
+    assert decode(encode(message)) == message
 
 
 @settings(deadline=None)
-@given(message=MESSAGES, cut=st.integers(0, 400))
-def test_a_cut_off_message_is_a_decode_error(message: Message, cut: int) -> None:
-    payload = Codec.encode(message)
+@given(wire=WIRE, cut=st.integers(0, 400))
+def test_a_cut_off_message_is_a_decode_error(wire: tuple[Decode, Message], cut: int) -> None:
+    decode, message = wire
+    payload = encode(message)
     if cut < len(payload):
         with pytest.raises(msgspec.DecodeError):
-            Codec.decode(payload[:cut])
+            decode(payload[:cut])
 
 
+@pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize(
     "content",
     [
@@ -106,19 +130,19 @@ def test_a_cut_off_message_is_a_decode_error(message: Message, cut: int) -> None
         pytest.param(None, id="nothing"),
     ],
 )
-def test_what_is_no_message_raises_a_decode_error(content: Any) -> None:
+def test_what_is_no_message_raises_a_decode_error(decode: Decode, content: Any) -> None:
     with pytest.raises(msgspec.DecodeError):
-        Codec.decode(msgspec.msgpack.encode(content))
+        decode(msgspec.msgpack.encode(content))
 
 
 @given(state=STATE)
 def test_a_copied_state_is_what_would_arrive(state: dict[str, Any] | None) -> None:
-    arrived = Codec.decode(Codec.encode(Resume(1, 1, 1, 0, [], state)))
+    arrived = decode_for_subserver(encode(Resume(1, 1, 1, 0, [], state)))
     assert isinstance(arrived, Resume)
-    assert Codec.copy_state(state or {}) == (arrived.state or {})
+    assert copy_state(state or {}) == (arrived.state or {})
 
 
 def test_a_copied_state_shares_nothing_with_the_original() -> None:
     state = {"list": [1]}
-    Codec.copy_state(state)["list"].append(2)
+    copy_state(state)["list"].append(2)
     assert state == {"list": [1]}

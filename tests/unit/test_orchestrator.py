@@ -22,7 +22,7 @@ from tokenrouter.errors import (
     RequestCancelled,
     RouterError,
 )
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, ModelInfo, Outcome, PolicySpec, Report, ReportRow
+from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo, Outcome, PolicySpec, Report, ReportRow
 from tokenrouter.policies.base import Destinations, Policy, RouteBatch
 from tokenrouter.response import Update
 from tokenrouter.rng import Stream, draw
@@ -425,12 +425,6 @@ def test_a_wrong_model_on_the_channel_is_refused(info: dict[str, Any], error: ty
     facts |= {"max_context": 9, "block_tokens": 1, "kv_blocks": 9, **info}
     with pytest.raises(error, match=says):
         cluster.orchestrator.receive("small", ModelInfo(**facts), now_ns=0)
-
-
-def test_a_message_for_a_subserver_is_refused_by_the_orchestrator() -> None:
-    hello: Any = Hello(1, "x", "routed", ("small",), PolicySpec("single"))
-    with pytest.raises(ProtocolError, match="Hello is not for an orchestrator"):
-        Cluster().orchestrator.receive("small", hello, now_ns=0)
 
 
 # --- deadlines -------------------------------------------------------------------------------------------------------

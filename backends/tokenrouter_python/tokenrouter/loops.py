@@ -17,7 +17,7 @@ from msgspec import DecodeError
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Received
 from tokenrouter.errors import ConfigError, ModelUnavailable, ProtocolError, RouterError
-from tokenrouter.messages import Codec, Hello, Message
+from tokenrouter.messages import Hello, Message, decode_for_orchestrator, decode_for_subserver, encode
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
@@ -42,7 +42,7 @@ def _send(carrier: Carrier, messages: Iterable[tuple[int, Message]]) -> None:
     """All messages to a peer at once: requests that a step hands over together must be able to start together."""
     by_peer: dict[int, list[bytes]] = {}
     for peer, message in messages:
-        by_peer.setdefault(peer, []).append(Codec.encode(message))
+        by_peer.setdefault(peer, []).append(encode(message))
     for peer, payloads in by_peer.items():
         carrier.send(peer, *payloads)
 
@@ -129,7 +129,7 @@ class DecodingLoop:
             subserver.disconnected(event.peer)
         elif isinstance(event, Received):
             try:
-                subserver.handle(event.peer, Codec.decode(event.payload), now_ns=now_ns)  # type: ignore[arg-type]
+                subserver.handle(event.peer, decode_for_subserver(event.payload), now_ns=now_ns)
             except (ProtocolError, DecodeError) as exc:
                 log.error("%s drops a peer: %s", subserver.name, exc)
                 self._carrier.drop(event.peer)
@@ -163,7 +163,7 @@ class OrchestratorLoop:
     ) -> None:
         self._orchestrator = orchestrator
         self._carrier = carrier
-        self._hello = Codec.encode(hello)
+        self._hello = encode(hello)
         self._changed = changed
         self._inbox: deque[Callable[[int], None]] = deque()
         self._replies: dict[int, Reply] = {}
@@ -277,7 +277,7 @@ class OrchestratorLoop:
             return
         self._peers[model] = event.peer
         try:
-            self._orchestrator.receive(model, Codec.decode(event.payload), now_ns=now_ns)  # type: ignore[arg-type]
+            self._orchestrator.receive(model, decode_for_orchestrator(event.payload), now_ns=now_ns)
         except (ProtocolError, ConfigError, DecodeError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
             self._carrier.drop(event.peer)

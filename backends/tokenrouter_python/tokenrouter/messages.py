@@ -8,7 +8,7 @@ stay of a request at a model carries a visit number, so that messages of an old 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -188,24 +188,26 @@ ToOrchestrator: TypeAlias = ModelInfo | Report
 Message: TypeAlias = ToSubserver | ToOrchestrator
 
 
-class Codec:
-    """Encodes and decodes messages. Decoding raises `msgspec.DecodeError` on anything that is not a message."""
+_encoder = msgspec.msgpack.Encoder()
+_for_subserver: msgspec.msgpack.Decoder[ToSubserver] = msgspec.msgpack.Decoder(ToSubserver)
+_for_orchestrator: msgspec.msgpack.Decoder[ToOrchestrator] = msgspec.msgpack.Decoder(ToOrchestrator)
 
-    _encoder: ClassVar[msgspec.msgpack.Encoder] = msgspec.msgpack.Encoder()
-    _decoder: ClassVar[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(Message)
 
-    @classmethod
-    def encode(cls, message: Message) -> bytes:
-        """One message as msgpack bytes."""
-        return cls._encoder.encode(message)
+def encode(message: Message) -> bytes:
+    """One message as msgpack bytes."""
+    return _encoder.encode(message)
 
-    @classmethod
-    def copy_state(cls, state: dict[str, Any]) -> dict[str, Any]:
-        """A policy's state as it arrives at the other side; raises whatever encoding it raises."""
-        return msgspec.msgpack.decode(cls._encoder.encode(state), type=dict[str, Any]) if state else {}
 
-    @classmethod
-    def decode(cls, payload: bytes | memoryview) -> Message:
-        """The message in `payload`."""
-        message: Message = cls._decoder.decode(payload)
-        return message
+def decode_for_subserver(payload: bytes | memoryview) -> ToSubserver:
+    """What an orchestrator sent. Raises `msgspec.DecodeError` on anything else."""
+    return _for_subserver.decode(payload)
+
+
+def decode_for_orchestrator(payload: bytes | memoryview) -> ToOrchestrator:
+    """What a subserver sent. Raises `msgspec.DecodeError` on anything else."""
+    return _for_orchestrator.decode(payload)
+
+
+def copy_state(state: dict[str, Any]) -> dict[str, Any]:
+    """A policy's state as it arrives at the other side; raises whatever encoding it raises."""
+    return msgspec.msgpack.decode(_encoder.encode(state), type=dict[str, Any]) if state else {}

@@ -37,7 +37,6 @@ from tokenrouter.messages import (
     InFlight,
     ModelInfo,
     Outcome,
-    Report,
     ReportRow,
     ToOrchestrator,
     ToSubserver,
@@ -199,15 +198,13 @@ class Orchestrator:
         """
         if isinstance(message, ModelInfo):
             self._connected(model, message, now_ns)
-        elif isinstance(message, Report):
+        else:
             for row in message.rows:
                 generation = self._generations.get(row.request)
                 if generation is None or not generation.expects(model, row.visit):
                     self.statistics.stale_messages += 1
                 else:
                     self._apply(generation, row, message.at_ns, now_ns)
-        else:
-            raise ProtocolError(f"{type(message).__name__} is not for an orchestrator")
         self._advance(now_ns)
 
     def disconnected(self, model: str, *, now_ns: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokenrouter.errors import PolicyFailed
-from tokenrouter.messages import Codec
+from tokenrouter.messages import copy_state
 from tokenrouter.policies.base import Handoff, Policy, RouteBatch, Visit, destination_names
 
 if TYPE_CHECKING:
@@ -58,4 +58,4 @@ def send(sequence: ModelSequence, target: str) -> Handoff:
         state = sequence.state if handoff.state is None else handoff.state
         # Here, because a state that cannot travel is this policy's failure and must not end the loop. The copy also
         # keeps the two sides apart where no wire does.
-        return Handoff(bool(handoff.keep_token), Codec.copy_state(state))
+        return Handoff(bool(handoff.keep_token), copy_state(state))

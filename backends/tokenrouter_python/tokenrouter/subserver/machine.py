@@ -32,7 +32,6 @@ from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
     Hello,
-    InFlight,
     ModelInfo,
     Open,
     Outcome,
@@ -129,8 +128,6 @@ class Subserver:
         if isinstance(message, Hello):
             self._greet(peer, message)
             return
-        if not isinstance(message, Open | Resume | Close | InFlight):
-            raise ProtocolError(f"{type(message).__name__} is not for a subserver")
         if peer not in self._peers:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         self._peers[peer].in_flight = message.in_flight

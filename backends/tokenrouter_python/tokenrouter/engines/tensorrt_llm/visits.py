@@ -22,7 +22,7 @@ from tokenrouter import sampling
 from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.engines.tensorrt_llm.graph_router import MARK
 from tokenrouter.errors import ConfigError, PolicyFailed
-from tokenrouter.messages import Codec, PolicySpec, Sampling
+from tokenrouter.messages import PolicySpec, Sampling, copy_state
 from tokenrouter.policies import PolicyCache, calls
 from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams, RouteBatch
 from tokenrouter.subserver.sequence import ModelSequence
@@ -86,7 +86,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
             sampling=sequence.sampling,
             prompt_tokens=sequence.prompt_tokens,
             source=sequence.source,
-            state=Codec.copy_state(sequence.state),
+            state=copy_state(sequence.state),
             limit=limit,
             then=sequence.then,
             banned=tuple({*sequence.banned, *reserved}),
@@ -184,12 +184,12 @@ class WorkerVisit:
         task, sequence = self._task, self._sequence
         if sequence is None:
             sequence = self._sequence = _sequence(task, history, device)
-            self._state = Codec.copy_state(task.state)
+            self._state = copy_state(task.state)
         elif len(history) > len(sequence.tokens):
-            self._state = Codec.copy_state(sequence.state)
+            self._state = copy_state(sequence.state)
             sequence.tokens.extend(history[len(sequence.tokens) :])
             sequence.visit_tokens = len(history) - self._start
-        sequence.state = Codec.copy_state(self._state)
+        sequence.state = copy_state(self._state)
         return sequence
 
 
