@@ -1,1 +1,7 @@
-"""Benchmarks and studies; nothing here is needed to serve."""
+"""Benchmarks and studies; nothing here is needed to serve, and `tools` never imports it.
+
+a server       `emulated.deployment.EmulatedDeployment(...).serve()`, `tools.tritonserver.server.TritonServer(folder)`
+a closed loop  `tools.load.ClosedLoop`; what its users feel: `load.timing`; what the server did: `serving.window`
+results        `rows` (CSV, tables on the screen), `tools.markdown`, `figure` (plots); they lie in results/
+a command      `command.run(main)`: typer, options with several values, refusals in one line
+"""

@@ -35,7 +35,7 @@ PROMPTS = Path(__file__).resolve().parents[1] / "configs" / "demo" / "problems.j
 DRAIN_S = 1.0
 """After a stage: cancelled requests are gone, and the last numbers are published."""
 
-_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LAST = b"finish_reason"
 _ERROR = b"\x0a"  # how a message with an error begins: its text is field 1
 _POLL_S = 0.05
@@ -141,7 +141,7 @@ class Stream:
         self._on_finished = on_finished
         self._channel = open_channel(url)
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._call = self._channel.stream_stream(_METHOD)(iter(self._outgoing.get, None))
+        self._call = self._channel.stream_stream(METHOD)(iter(self._outgoing.get, None))
         self.arrivals = Arrivals()
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()

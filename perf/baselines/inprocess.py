@@ -83,8 +83,8 @@ class SynchronousBaseline:
         fields = RequestFields(
             input_ids=request.input_ids, max_tokens=request.max_tokens, seed=request.seed, stream=True
         )
-        sent_s = time.perf_counter()
-        responses[self._driver.submit(fields)] = Response(request, sent_s)
+        response = Response(request=request)
+        responses[self._driver.submit(fields)] = response
 
     def _turn(self, rule: Rule) -> list[Update]:
         """One turn: the models that the rule names step at the same time, then everything is handed over."""

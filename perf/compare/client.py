@@ -84,7 +84,7 @@ class _Loop:
     def _send(self) -> None:
         request = self._load.request(len(self._responses))
         payload = _bytes(self._model, request)
-        self._responses.append(Response(request, time.perf_counter()))
+        self._responses.append(Response(request=request))
         self._stream.send(payload)
 
     def _decode(self) -> None:

@@ -171,7 +171,10 @@ def run_standard(serving: StandardServing, load: Load, tokens_per_second: float)
     fields = (RequestFields(input_ids=r.input_ids, max_tokens=r.max_tokens, seed=r.seed) for r in requests)
     found = serving.run(fields, in_flight=load.in_flight, seconds=seconds)
     responses = [
-        Response(load.request(r.index), r.started, list(r.times), [1] * len(r.times), r.tokens, bool(r.finish_reason))
+        Response(
+            request=load.request(r.index), started=r.started, times=list(r.times), counts=[1] * len(r.times),
+            ids=r.tokens, ended=bool(r.finish_reason),
+        )
         for r in found.responses
-    ]
+    ]  # fmt: skip
     return Run(responses, found.started + load.warm_up_s, found.ended)

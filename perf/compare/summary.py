@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from perf.load.requests import Response, Run
+from perf.load.requests import Run
+from perf.load.timing import percentiles_ms
 
 PERCENTILES = (50, 95, 99)
 
@@ -51,30 +49,16 @@ class Summary:
 
 def summarise(run: Run) -> Summary:
     """The run in numbers."""
-    tokens = sum(
-        count
-        for response in run.responses
-        for at_s, count in zip(response.times, response.counts, strict=True)
-        if run.start_s <= at_s < run.end_s
-    )
     ended = [r for r in run.responses if r.ended and r.request.whole and run.start_s <= r.times[-1] < run.end_s]
     return Summary(
-        tokens_per_second=tokens / (run.end_s - run.start_s),
+        tokens_per_second=run.tokens_per_second,
         responses=len(ended),
-        ttft=latency([r.times[0] - r.sent_s for r in ended]),
-        itl=latency(np.concatenate([_gaps(r) for r in ended]) if ended else []),
-        e2e=latency([r.times[-1] - r.sent_s for r in ended]),
+        ttft=latency(r.time_to_first_token_s for r in ended),
+        itl=latency(gap for r in ended for gap in r.gaps_s),
+        e2e=latency(r.latency_s for r in ended),
     )
 
 
-def latency(seconds: Sequence[float] | npt.NDArray[np.float64]) -> Latency:
+def latency(seconds: Iterable[float]) -> Latency:
     """Mean and percentiles of times, in ms; percentiles interpolate linearly."""
-    if len(seconds) == 0:
-        return Latency(*[float("nan")] * 4)
-    ms = 1e3 * np.asarray(seconds)
-    return Latency(float(ms.mean()), *(float(value) for value in np.percentile(ms, PERCENTILES)))
-
-
-def _gaps(response: Response) -> npt.NDArray[np.float64]:
-    """[T-1] seconds between neighbouring tokens."""
-    return np.diff(np.repeat(response.times, response.counts))
+    return Latency(**percentiles_ms(seconds, PERCENTILES))

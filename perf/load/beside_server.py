@@ -1,19 +1,18 @@
 """`python -m perf.load.beside_server -- COMMAND ...`: runs a command beside a server of its own, on free ports.
 
-The command finds the server in the environment variables URL (gRPC), HTTP_URL and METRICS_URL.
+The command finds the server in the environment variables URL (gRPC), HTTP_URL and METRICS_URL. Ends with its exit code.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tools.tritonserver.installation import LaunchError
+from perf.command import run
 from tools.tritonserver.server import TritonServer
 
 
@@ -22,19 +21,15 @@ def main(
     model_repository: Annotated[Path, typer.Option(help="The model repository.")] = Path("model_repository"),
     timeout: Annotated[float, typer.Option(help="Seconds after which the command is ended.")] = 1800.0,
 ) -> None:
-    """Starts the server, runs the command, stops the server; ends with the command's exit code."""
-    try:
-        with TritonServer(model_repository) as server:
-            urls = {
-                "URL": server.grpc_url,
-                "HTTP_URL": server.http_url.removeprefix("http://"),
-                "METRICS_URL": server.metrics_url,
-            }
-            code = subprocess.run(command, env={**os.environ, **urls}, timeout=timeout, check=False).returncode
-    except (LaunchError, OSError, subprocess.TimeoutExpired) as exc:
-        sys.exit(f"error: {exc}")
-    sys.exit(code)
+    with TritonServer(model_repository) as server:
+        urls = {
+            "URL": server.grpc_url,
+            "HTTP_URL": server.http_url.removeprefix("http://"),
+            "METRICS_URL": server.metrics_url,
+        }
+        ended = subprocess.run(command, env={**os.environ, **urls}, timeout=timeout, check=False)
+    raise typer.Exit(ended.returncode)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, subprocess.TimeoutExpired)

@@ -26,17 +26,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import gevent
-import grpc
 import grpc.experimental.gevent as grpc_gevent
 from gevent.pool import Group
 from locust import User, events, task
-from rich.console import Console
 
-from perf.load import grpc_stream, http_stream
-from perf.load.prompts import DEMO, load_prompts
-from perf.load.table import append_rows, table_of
+from perf.load.streams import over_grpc, over_http
 from perf.load.timing import Timing, summary
-from tools.load import request_bytes
+from perf.rows import append_rows, show, upright
+from tools.load import PROMPTS, open_channel, read_prompts, request_bytes
 
 grpc_gevent.init_gevent()
 
@@ -54,7 +51,7 @@ def options(parser: Any) -> None:
     group.add_argument("--grpc-url", default="127.0.0.1:8001", help="Triton's gRPC endpoint")
     group.add_argument("--http-url", default="127.0.0.1:8000", help="Triton's HTTP endpoint")
     group.add_argument("--model", default="tokenrouter", help="the entry model, or a subserver")
-    group.add_argument("--prompts", type=Path, default=DEMO, help='JSON lines, each {"prompt": "..."}')
+    group.add_argument("--prompts", type=Path, default=PROMPTS, help='JSON lines, each {"prompt": "..."}')
     group.add_argument("--max-tokens", type=int, default=160, help="of a response")
     group.add_argument("--fields", default="{}", help='further input tensors, like {"policy": "r2r"}')
     group.add_argument("--arrival-rate", type=float, default=0.0, help="open loop: requests per second of all users")
@@ -69,7 +66,7 @@ def start(environment: Any, **_: Any) -> None:
     global _prompts, _cpu_s
     _timings.clear()
     _cpu_s = time.process_time()
-    _prompts = cycle(load_prompts(environment.parsed_options.prompts))
+    _prompts = cycle(read_prompts(environment.parsed_options.prompts))
 
 
 def report(environment: Any, **_: Any) -> None:
@@ -88,7 +85,7 @@ def report(environment: Any, **_: Any) -> None:
         }
     ]
     if _timings:
-        Console(width=170).print(table_of(rows))
+        show(upright(rows))
     if chosen.summary:
         append_rows(chosen.summary, rows)
 
@@ -163,8 +160,7 @@ class GrpcStreamUser(_StreamingUser):
 
     def on_start(self) -> None:
         super().on_start()
-        local = [("grpc.use_local_subchannel_pool", 1)]
-        self._channel = grpc.insecure_channel(self.chosen.grpc_url, options=local)
+        self._channel = open_channel(self.chosen.grpc_url)
 
     def on_stop(self) -> None:
         super().on_stop()
@@ -172,7 +168,7 @@ class GrpcStreamUser(_StreamingUser):
 
     def send(self, prompt: str, timing: Timing) -> Timing:
         request = request_bytes(self.chosen.model, prompt, outputs=_OUTPUTS, **self.fields)
-        return grpc_stream.run(self._channel, request, timing, timeout_s=self.chosen.request_timeout)
+        return over_grpc(self._channel, request, timing, timeout_s=self.chosen.request_timeout)
 
 
 class HttpStreamUser(_StreamingUser):
@@ -186,12 +182,9 @@ class HttpStreamUser(_StreamingUser):
 
     def send(self, prompt: str, timing: Timing) -> Timing:
         body = json.dumps({"text_input": prompt, "stream": True, **self.fields}).encode()
-        connection = (
-            self._idle.pop()
-            if self._idle
-            else HTTPConnection(self.chosen.http_url, timeout=self.chosen.request_timeout)
-        )
-        with gevent.Timeout(self.chosen.request_timeout, TimeoutError("the response did not end in time")):
-            http_stream.run(connection, self.chosen.model, body, timing)
+        timeout_s = self.chosen.request_timeout
+        connection = self._idle.pop() if self._idle else HTTPConnection(self.chosen.http_url, timeout=timeout_s)
+        with gevent.Timeout(timeout_s, TimeoutError("the response did not end in time")):
+            over_http(connection, self.chosen.model, body, timing)
         self._idle.append(connection)
         return timing

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
+
+from perf.load.timing import Timing
+
+Prompts = Callable[[int], list[int]]
+"""Token ids of a prompt by its index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +33,6 @@ class Request:
     def seed(self) -> int:
         """Of the sampler and of policies that draw."""
         return 1_000_003 * (self.index + 1)
-
-
-class Prompts(Protocol):
-    """Prompts by index."""
-
-    def __call__(self, index: int) -> list[int]:
-        """Token ids of a prompt."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -72,31 +68,24 @@ class Load:
         return open_s >= self.seconds and (whole >= self.in_flight or open_s >= self.longest_s)
 
 
-@dataclass(slots=True)
-class Response:
-    """What came back of one request; times in seconds on `time.perf_counter`.
+@dataclass(kw_only=True)
+class Response(Timing):
+    """What came back of one request.
 
     Attributes:
         request: what was asked.
-        sent_s: when.
-        times: arrivals.
-        counts: tokens of each arrival.
-        tokens: ids.
+        ids: all tokens.
         ended: whether the last token is there.
     """
 
     request: Request
-    sent_s: float
-    times: list[float] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     ended: bool = False
 
-    def arrived(self, at_s: float, tokens: Sequence[int]) -> None:
+    def arrived(self, at_s: float, ids: Sequence[int]) -> None:
         """More tokens are there."""
-        self.times.append(at_s)
-        self.counts.append(len(tokens))
-        self.tokens.extend(tokens)
+        self.add(len(ids), at_s)
+        self.ids.extend(ids)
 
 
 @dataclass(frozen=True)
@@ -107,11 +96,14 @@ class Run:
     start_s: float
     end_s: float
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all responses together, in the window."""
+        arrivals = (pair for response in self.responses for pair in zip(response.times, response.counts, strict=True))
+        tokens = sum(count for at_s, count in arrivals if self.start_s <= at_s < self.end_s)
+        return tokens / (self.end_s - self.start_s)
+
 
 def random_prompts(tokens: int, vocab_size: int) -> Prompts:
     """Prompts of a length, all different but for chance; an index gives the same one everywhere."""
-
-    def prompt(index: int) -> list[int]:
-        return [int(token) for token in np.random.default_rng(index).integers(0, vocab_size, tokens)]
-
-    return prompt
+    return lambda index: np.random.default_rng(index).integers(0, vocab_size, tokens).tolist()

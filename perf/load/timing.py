@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 PERCENTILES = (50, 90, 99)
 
@@ -18,81 +19,77 @@ class Timing:
 
     Attributes:
         started: when it was sent, or when it was due.
-        first: when its first tokens came, or NaN.
-        last: when its newest tokens came, or NaN.
-        tokens: how many came.
-        first_tokens: how many came in the first message.
-        longest_gap_s: between two messages with tokens.
+        times: when messages with tokens came.
+        counts: tokens of each of them.
         finish_reason: of the last message, "cancelled" if the client ended it, else "".
         error: what the server or the channel answered instead, or "".
     """
 
     started: float = field(default_factory=time.perf_counter)
-    first: float = math.nan
-    last: float = math.nan
-    tokens: int = 0
-    first_tokens: int = 0
-    longest_gap_s: float = 0.0
+    times: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     finish_reason: str = ""
     error: str = ""
 
     def add(self, tokens: int, at: float | None = None) -> None:
         """Counts tokens that came at a moment, by default now."""
-        if not tokens:
-            return
-        now = time.perf_counter() if at is None else at
-        if self.tokens:
-            self.longest_gap_s = max(self.longest_gap_s, now - self.last)
-        else:
-            self.first, self.first_tokens = now, tokens
-        self.last = now
-        self.tokens += tokens
+        if tokens:
+            self.times.append(time.perf_counter() if at is None else at)
+            self.counts.append(tokens)
+
+    def end(self) -> Timing:
+        """Nothing more will come: it is an error if the last message is missing."""
+        if not self.error and not self.finish_reason:
+            self.error = f"the stream ended after {self.tokens} tokens without a finish_reason"
+        return self
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.counts)
 
     @property
     def time_to_first_token_s(self) -> float:
         """From the start to the first tokens; NaN if none came."""
-        return self.first - self.started
+        return self.times[0] - self.started if self.times else math.nan
 
     @property
     def inter_token_s(self) -> float:
         """Mean time per token after those of the first message, as genai-perf counts it; NaN if there are none."""
-        later = self.tokens - self.first_tokens
-        return (self.last - self.first) / later if later else math.nan
+        later = sum(self.counts[1:])
+        return (self.times[-1] - self.times[0]) / later if later else math.nan
+
+    @property
+    def gaps_s(self) -> npt.NDArray[np.float64]:
+        """[tokens - 1] seconds from one token to the next; 0 for tokens that came together."""
+        return np.diff(np.repeat(np.array(self.times, float), np.array(self.counts, int)))
+
+    @property
+    def longest_gap_s(self) -> float:
+        return float(self.gaps_s.max(initial=0.0))
 
     @property
     def latency_s(self) -> float:
-        """From the start to the last tokens."""
-        return self.last - self.started
+        """From the start to the last tokens; NaN if none came."""
+        return self.times[-1] - self.started if self.times else math.nan
 
 
-@dataclass(frozen=True)
-class Percentiles:
-    """Mean and percentiles of times, in milliseconds."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-
-    @classmethod
-    def of(cls, seconds: Iterable[float]) -> Percentiles:
-        """Of all values that are not NaN."""
-        values = 1000.0 * np.array([value for value in seconds if not math.isnan(value)])
-        if not values.size:
-            return cls(math.nan, math.nan, math.nan, math.nan)
-        return cls(float(values.mean()), *(float(value) for value in np.percentile(values, PERCENTILES)))
+def percentiles_ms(seconds: Iterable[float], at: Sequence[int] = PERCENTILES) -> dict[str, float]:
+    """`mean` and `p50`, `p90`, ... in milliseconds of all values that are not NaN; all NaN without any."""
+    values = 1000.0 * np.array([value for value in seconds if not math.isnan(value)])
+    if not values.size:
+        return {"mean": math.nan, **{f"p{q}": math.nan for q in at}}
+    found = zip(at, np.percentile(values, at), strict=True)
+    return {"mean": float(values.mean()), **{f"p{q}": float(value) for q, value in found}}
 
 
-def summary(timings: Sequence[Timing], *, seconds: float | None = None) -> dict[str, float]:
-    """Rates and percentiles of all responses, as one flat row.
+def summary(timings: Sequence[Timing]) -> dict[str, float]:
+    """Rates and percentiles of all responses, as one flat row; those with an error count as errors alone.
 
-    Args:
-        timings: of responses; those with an error count as errors alone.
-        seconds: length of the measurement; by default from the first start to the last token.
+    Rates are from the first start to the last token.
     """
     good = [timing for timing in timings if not timing.error]
-    if seconds is None:
-        seconds = max(t.last for t in good) - min(t.started for t in good) if good else math.nan
+    last = max((timing.times[-1] for timing in good if timing.times), default=math.nan)
+    seconds = last - min((timing.started for timing in good), default=math.nan)
     row: dict[str, float] = {
         "seconds": round(seconds, 2),
         "requests": len(good),
@@ -100,12 +97,7 @@ def summary(timings: Sequence[Timing], *, seconds: float | None = None) -> dict[
         "requests_per_second": round(len(good) / seconds, 3),
         "tokens_per_second": round(sum(timing.tokens for timing in good) / seconds, 2),
     }
-    for name, values in (
-        ("time_to_first_token_ms", (t.time_to_first_token_s for t in good)),
-        ("inter_token_ms", (t.inter_token_s for t in good)),
-        ("longest_gap_ms", (t.longest_gap_s for t in good)),
-        ("latency_ms", (t.latency_s for t in good)),
-    ):
-        for key, value in vars(Percentiles.of(values)).items():
-            row[f"{name}.{key}"] = round(value, 2)
+    for measure in ("time_to_first_token", "inter_token", "longest_gap", "latency"):
+        found = percentiles_ms(getattr(timing, f"{measure}_s") for timing in good)
+        row |= {f"{measure}_ms.{key}": round(value, 2) for key, value in found.items()}
     return row

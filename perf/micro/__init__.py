@@ -1,1 +1,1 @@
-"""What single parts cost: hand-offs, routers, emulated steps, the torch engine, the threshold search."""
+"""What single parts cost: hand-offs, routers, emulated steps, the threshold search; and the machine they ran on."""

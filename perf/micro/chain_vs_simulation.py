@@ -9,15 +9,14 @@ With the defaults (30 profiles, 100,000 tokens each) the largest difference is 0
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from perf.command import run
+from perf.rows import show, table
 from tools.dtmc.profile import ModelProfile, Profile
 from tools.dtmc.solve import Solution, solve
 from tools.simulate.result import SimulationResult
@@ -30,8 +29,6 @@ MOST_REQUESTS = {2: 8, 3: 5}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One comparison."""
-
     profile: Profile
     inflight: int
     thresholds: dict[str, int]
@@ -39,8 +36,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Results of both sides."""
-
     case: Case
     chain: Solution
     simulation: SimulationResult
@@ -55,6 +50,20 @@ class Comparison:
         """Standard error of the simulation, relative."""
         return self.simulation.adjusted_standard_error / self.simulation.adjusted_tokens_per_second
 
+    def figures(self) -> dict[str, str]:
+        """What is printed, by heading."""
+        thresholds = self.case.thresholds
+        return {
+            "models": str(len(thresholds)),
+            "n": str(self.case.inflight),
+            "thresholds": " ".join(str(thresholds[name]) for name in self.case.profile.names),
+            "states": str(self.chain.states),
+            "chain": f"{self.chain.tokens_per_second:.2f}",
+            "simulation": f"{self.simulation.adjusted_tokens_per_second:.2f}",
+            "difference": f"{self.difference:+.2%}",
+            "std. error": f"{self.relative_error:.2%}",
+        }
+
 
 def random_cases(count: int, *, seed: int = 0) -> Iterator[Case]:
     """The first `count` cases of a seed; every second one has three models."""
@@ -64,7 +73,6 @@ def random_cases(count: int, *, seed: int = 0) -> Iterator[Case]:
 
 
 def compare(case: Case, *, tokens: int, seed: int = 0) -> Comparison:
-    """Solves and simulates one case."""
     chain = solve(case.profile, case.inflight, case.thresholds)
     result = simulate(case.profile, inflight=case.inflight, thresholds=case.thresholds, tokens=tokens, seed=seed)
     return Comparison(case, chain, result)
@@ -121,27 +129,10 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens to simulate per profile.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of profiles and draws.")] = 0,
 ) -> None:
-    """Prints a line per profile and the largest difference."""
-    table = Table("models", "n", "thresholds", "states", "chain", "simulation", "difference", "std. error", "s")
-    worst = 0.0
-    for case in random_cases(count, seed=seed):
-        began_s = time.perf_counter()
-        found = compare(case, tokens=tokens, seed=seed)
-        worst = max(worst, abs(found.difference))
-        table.add_row(
-            str(len(case.thresholds)),
-            str(case.inflight),
-            " ".join(str(case.thresholds[name]) for name in case.profile.names),
-            str(found.chain.states),
-            f"{found.chain.tokens_per_second:.2f}",
-            f"{found.simulation.adjusted_tokens_per_second:.2f}",
-            f"{found.difference:+.2%}",
-            f"{found.relative_error:.2%}",
-            f"{time.perf_counter() - began_s:.2f}",
-        )
-    Console(width=120).print(table)
-    typer.echo(f"largest difference of {count}: {worst:.2%}")
+    found = [compare(case, tokens=tokens, seed=seed) for case in random_cases(count, seed=seed)]
+    show(table([comparison.figures() for comparison in found]))
+    print(f"largest difference of {count}: {max(abs(comparison.difference) for comparison in found):.2%}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

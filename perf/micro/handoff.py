@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from perf.command import run
 from perf.emulated.repository import write_emulated_repository
-from tools.load import Stream, request_bytes
+from tools.load import ClosedLoop, LoadError, request_bytes
 from tools.metrics import Scrape, scrape
 from tools.tritonserver.server import TritonServer
 
 _NAME = "tokenrouter_handoff_seconds"
+_LONGEST_S = 120.0
 
 
 def measure(tokens: int, step_ms: float) -> dict[str, float]:
@@ -39,12 +40,14 @@ def measure(tokens: int, step_ms: float) -> dict[str, float]:
 
 
 def _generate(url: str, tokens: int) -> None:
-    done = threading.Event()
-    stream = Stream(url, on_finished=done.set)
-    stream.send(request_bytes("tokenrouter", "abcdefgh", max_tokens=tokens))
-    if not done.wait(120):
-        raise SystemExit("error: the response did not end")
-    stream.close()
+    """One response, from beginning to end."""
+    request = request_bytes("tokenrouter", "abcdefgh", max_tokens=tokens)
+    with ClosedLoop(url, lambda number: None if number else request, 1) as loop:
+        for seconds in loop.ticks():
+            if loop.over:
+                return
+            if seconds > _LONGEST_S:
+                raise LoadError(f"the response did not end in {_LONGEST_S:g} s; ask for fewer --tokens")
 
 
 def _settled(url: str) -> Scrape:
@@ -58,14 +61,12 @@ def main(
     step_ms: Annotated[float, typer.Option(help="Step time of both models.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
-    """Measures hand-offs."""
     result = measure(tokens, step_ms)
     if as_json:
         print(json.dumps(result))
-        return
-    for name, value in result.items():
-        print(f"{name:10} {value:.3f}")
+    else:
+        print("\n".join(f"{name:10} {value:.3f}" for name, value in result.items()))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

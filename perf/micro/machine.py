@@ -15,6 +15,8 @@ from typing import Annotated
 import psutil
 import typer
 
+from perf.command import run
+
 PACKAGES = ("nvidia-pytriton", "torch", "transformers", "numpy", "tritonclient", "grpcio", "locust")
 _OWN_PERF_ANALYZER = Path(".venv/perf_analyzer/wheel")
 
@@ -73,7 +75,6 @@ def _output(*command: str) -> str:
 
 
 def main(output: Annotated[Path | None, typer.Option(help="Also write this file.")] = None) -> None:
-    """Prints the facts."""
     text = "".join(f"{name + ':':17}{value}\n" for name, value in facts().items())
     print(text, end="")
     if output is not None:
@@ -82,4 +83,4 @@ def main(output: Annotated[Path | None, typer.Option(help="Also write this file.
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

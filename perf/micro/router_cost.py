@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from perf.command import run
+from perf.rows import Columns, show, shown, table
 from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.torch.config import TorchEngineConfig
@@ -42,17 +41,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "random": {},
 }
 MODELS = ("small", "large")
+BATCHES = [1, 16, 64]
 
-
-@dataclass(frozen=True)
-class Cost:
-    """Medians in microseconds for one policy and batch size; `share` = route / (route + step)."""
-
-    policy: str
-    batch: int
-    step_us: float
-    route_us: float
-    share: float
+_SHOWN: Columns = {
+    "policy": ("policy", ""),
+    "batch": ("batch", ""),
+    "step us": ("step_us", ".0f"),
+    "route us": ("route_us", ".0f"),
+    "share": ("share", ".1%"),
+}
 
 
 class Decoding:
@@ -95,51 +92,41 @@ class Decoding:
         return stepped - began, routed - asked
 
     def close(self) -> None:
-        """Gives the KV back."""
         for row in self.rows:
             self.engine.close(row.handle)
 
 
-def measure(repository: Path, batches: Sequence[int], steps: int) -> list[Cost]:
-    """Costs at the small model, where all rules but R-Stitch's and ME's run alone."""
+def measure(repository: Path, batches: Sequence[int], steps: int) -> Iterator[dict[str, Any]]:
+    """Costs at the small model, where all rules but R-Stitch's and ME's run alone; medians in microseconds."""
     folder = Repository(repository).checkpoint(MODELS[0])
     tokenizer = load_tokenizer(folder)
     engine = TorchEngine.from_folder(folder, TorchEngineConfig(max_batch_size=max(batches), max_num_tokens=8192))
     extras = {"tokenizer": tokenizer, "hidden_size": engine.info.hidden_size, **engine.extras(MODELS[0])}
     context = PolicyContext(MODELS, str(repository.resolve()), extras)
-    costs = []
     for name, params in SETTINGS.items():
         policy = load_policy(PolicySpec(name, json.dumps(params)), context)
         policy.prepare(MODELS[0])
         for batch in batches:
-            costs.append(_cost(Decoding(engine, tokenizer, policy, batch, steps), name, batch, steps))
-    return costs
-
-
-def _cost(decoding: Decoding, name: str, batch: int, steps: int) -> Cost:
-    # The first step is a prefill, and a few more warm up.
-    times = [decoding.step() for _ in range(steps)][4:]
-    decoding.close()
-    step, route = (statistics.median(column) * 1e6 for column in zip(*times, strict=True))
-    return Cost(name, batch, step, route, route / (route + step))
+            decoding = Decoding(engine, tokenizer, policy, batch, steps)
+            # The first step is a prefill, and a few more warm up.
+            times = [decoding.step() for _ in range(steps)][4:]
+            decoding.close()
+            step, route = (statistics.median(column) * 1e6 for column in zip(*times, strict=True))
+            yield {"policy": name, "batch": batch, "step_us": step, "route_us": route, "share": route / (route + step)}
 
 
 def main(
     repository: Annotated[Path, typer.Option(help="Model repository of the demo pair.")] = Path("model_repository"),
-    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes; default: 1, 16, 64.")] = None,
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = BATCHES,
     steps: Annotated[int, typer.Option(min=8, help="Tokens decoded by each sequence.")] = 60,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measures the time of `route` per step of the small model."""
-    costs = measure(repository, batch or [1, 16, 64], steps)
+    rows = list(measure(repository, batch, steps))
     if as_json:
-        print(json.dumps([asdict(cost) for cost in costs], indent=2))
-        return
-    table = Table("policy", "batch", "step us", "route us", "share")
-    for cost in costs:
-        table.add_row(cost.policy, str(cost.batch), f"{cost.step_us:.0f}", f"{cost.route_us:.0f}", f"{cost.share:.1%}")
-    Console().print(table)
+        print(json.dumps(rows, indent=2))
+    else:
+        show(table([shown(row, _SHOWN) for row in rows]))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

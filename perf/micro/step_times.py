@@ -6,23 +6,34 @@ the error of every *emulated* measurement: a step that takes longer than it shou
 
 from __future__ import annotations
 
-import csv
 import time
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from perf.command import run
 from perf.emulated.repository import VOCAB_SIZE
+from perf.rows import Columns, show, shown, table, write_rows
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.engines.emulated.signals import SignalsConfig
 
+STEP_MS = [0.5, 1.0, 6.0, 27.9]
+BATCHES = [1, 16]
+
 _PROMPT = [1, 2, 3, 4]
+_SHOWN: Columns = {
+    "step, ms": ("step_ms", "g"),
+    "batch": ("batch", ""),
+    "steps": ("steps", ""),
+    "median error, ms": ("median_error_ms", ".4f"),
+    "p99, ms": ("p99_error_ms", ".4f"),
+    "largest, ms": ("largest_error_ms", ".4f"),
+}
 
 
 def errors_ms(step_ms: float, batch: int, seconds: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -44,41 +55,31 @@ def errors_ms(step_ms: float, batch: int, seconds: float) -> np.ndarray[tuple[in
 
 
 def main(
-    step_ms: Annotated[list[float] | None, typer.Option(help="Step times; may be repeated.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes; may be repeated.")] = None,
+    step_ms: Annotated[list[float], typer.Option(help="Step times.")] = STEP_MS,
+    batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = BATCHES,
     seconds: Annotated[float, typer.Option(help="Per step time and batch size.")] = 3.0,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Also write this file.")] = None,
 ) -> None:
-    """Median, 99th percentile and largest error of the emulated engine's step times."""
     torch.set_num_threads(1)  # as where an emulated engine is served
-    table = Table("step, ms", "batch", "steps", "median error, ms", "p99, ms", "largest, ms", title="emulated engine")
     rows = []
-    for milliseconds in step_ms or [0.5, 1.0, 6.0, 27.9]:
-        for size in batch or [1, 16]:
-            error = errors_ms(milliseconds, size, seconds)
-            median, p99, largest = np.quantile(error, [0.5, 0.99, 1.0])
-            rows.append(
-                {
-                    "kind": "emulated",
-                    "step_ms": milliseconds,
-                    "batch": size,
-                    "steps": len(error),
-                    "median_error_ms": round(float(median), 4),
-                    "p99_error_ms": round(float(p99), 4),
-                    "largest_error_ms": round(float(largest), 4),
-                }
-            )
-            table.add_row(
-                f"{milliseconds:g}", str(size), str(len(error)), f"{median:.4f}", f"{p99:.4f}", f"{largest:.4f}"
-            )
-    Console().print(table)
+    for milliseconds, size in product(step_ms, batch):
+        error = errors_ms(milliseconds, size, seconds)
+        median, p99, largest = (round(float(value), 4) for value in np.quantile(error, [0.5, 0.99, 1.0]))
+        rows.append(
+            {
+                "kind": "emulated",
+                "step_ms": milliseconds,
+                "batch": size,
+                "steps": len(error),
+                "median_error_ms": median,
+                "p99_error_ms": p99,
+                "largest_error_ms": largest,
+            }
+        )
+    show(table([shown(row, _SHOWN) for row in rows], "emulated engine"))
     if csv_file is not None:
-        csv_file.parent.mkdir(parents=True, exist_ok=True)
-        with csv_file.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(csv_file, rows)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -13,7 +13,7 @@ from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.turns import step_sync
 from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
 from perf.emulated.repository import byte_tokenizer
-from perf.load.requests import Load, Run
+from perf.load.requests import Load
 from perf.paper.cells import Cell, profile_of
 from perf.serving.result import drawn_profile, predict
 from perf.serving.run import ENDLESS, Plan, measure, work_around_engines
@@ -123,16 +123,5 @@ def _in_process(
                     seconds=seconds,
                     longest_s=seconds,
                 )
-                rate = _rate(driver.run(load, step_sync))
+                rate = driver.run(load, step_sync).tokens_per_second
             yield Measured(rate, None, None, None, fmean(around_ms.values()))
-
-
-def _rate(run: Run) -> float:
-    """Tokens per second in the window."""
-    tokens = sum(
-        count
-        for response in run.responses
-        for at, count in zip(response.times, response.counts, strict=True)
-        if run.start_s <= at < run.end_s
-    )
-    return tokens / (run.end_s - run.start_s)

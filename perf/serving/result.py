@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -44,7 +42,6 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float:
-        """Median over the windows."""
         return median(window.tokens_per_second for window in self.windows)
 
     @property
@@ -54,33 +51,79 @@ class Result:
         return (max(rates) - min(rates)) / self.tokens_per_second
 
     @property
+    def predicted(self) -> float | None:
+        """Tokens per second of the chain."""
+        return None if self.chain is None else self.chain.tokens_per_second
+
+    @property
     def difference(self) -> float | None:
         """Measured against the chain, relative."""
-        return None if self.chain is None else self.tokens_per_second / self.chain.tokens_per_second - 1.0
+        return None if self.predicted is None else self.tokens_per_second / self.predicted - 1.0
 
     @property
     def difference_as_drawn(self) -> float | None:
         """Mean of the windows against the chain with the routing that they drew: without the luck of draws."""
         if self.as_drawn is None:
             return None
-        tokens, seconds = (sum(getattr(w, name) for w in self.windows) for name in ("tokens", "seconds"))
-        return float(tokens / seconds / self.as_drawn - 1.0)
+        rate = sum(window.tokens for window in self.windows) / sum(window.seconds for window in self.windows)
+        return rate / self.as_drawn - 1.0
 
     @property
     def efficiency(self) -> float:
         """Measured over what the chain gives with its best thresholds."""
         return self.tokens_per_second / self.limit
 
-    def middle(self, field: str) -> dict[str, float]:
+    def middle(self, measure: str) -> dict[str, float]:
         """Median of a field that is a dict of numbers, by its keys."""
-        values: list[dict[str, float]] = [getattr(window, field) for window in self.windows]
+        values: list[dict[str, float]] = [getattr(window, measure) for window in self.windows]
         return {name: median(value[name] for value in values) for name in values[0]}
 
     def reasons(self, model: str) -> dict[str, float]:
         """Mean share of steps by reason."""
-        names = {name for window in self.windows for name in window.reasons[model]}
-        count = len(self.windows)
-        return {name: sum(w.reasons[model].get(name, 0.0) for w in self.windows) / count for name in sorted(names)}
+        names = sorted({name for window in self.windows for name in window.reasons[model]})
+        return {name: fmean(window.reasons[model].get(name, 0.0) for window in self.windows) for name in names}
+
+    def row(self) -> dict[str, object]:
+        """For CSV and JSON. Numbers are emulated: step times are the profile's."""
+        return {
+            "kind": "emulated",
+            "profile_times_are_of": "whole steps" if self.around_ms else "engines",
+            "in_flight": self.in_flight,
+            "setting": self.label,
+            "thresholds": " ".join(f"{name}={b}" for name, b in self.thresholds.items()),
+            "tokens_per_second": round(self.tokens_per_second, 2),
+            "spread": round(self.spread, 4),
+            "windows": len(self.windows),
+            "window_s": round(median(window.seconds for window in self.windows), 2),
+            "chain_tokens_per_second": _rounded(self.predicted, 2),
+            "difference": _rounded(self.difference, 4),
+            "as_drawn_tokens_per_second": _rounded(self.as_drawn, 2),
+            "difference_as_drawn": _rounded(self.difference_as_drawn, 4),
+            "simulated_tokens_per_second": _rounded(self.simulated, 2),
+            "limit_tokens_per_second": round(self.limit, 2),
+            "efficiency": round(self.efficiency, 4),
+            **self._by_model(),
+            **_columns("cpu_s_per_1000_tokens.{}", self.middle("cpu_s_per_1000_tokens")),
+        }
+
+    def _by_model(self) -> dict[str, object]:
+        columns: dict[str, object] = {}
+        for measure in ("mean_batch", "mean_step_ms", "mean_wait_ms", "utilisation", "mean_handoff_ms"):
+            columns |= _columns(measure + ".{}", self.middle(measure))
+        columns |= _columns("around_ms.{}", self.around_ms)
+        for name in self.thresholds:
+            if self.chain is not None:
+                columns[f"chain_mean_batch.{name}"] = round(self.chain.mean_batch[name], 4)
+            columns |= _columns("{}." + name, self.reasons(name))
+        return columns
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _columns(name: str, values: Mapping[str, float]) -> dict[str, object]:
+    return {name.format(key): round(value, 4) for key, value in values.items()}
 
 
 def predict(profile: Profile, in_flight: int, thresholds: dict[str, int]) -> Solution | None:
@@ -99,47 +142,3 @@ def drawn_profile(profile: Profile, windows: Sequence[Window]) -> Profile:
         total = sum(shares.values())
         routing[name] = {target: share / total for target, share in shares.items()} if total else profile.routing[name]
     return msgspec.structs.replace(profile, routing=routing)
-
-
-def rows(results: Sequence[Result]) -> list[dict[str, object]]:
-    """One flat row per result, for CSV and JSON. Numbers are emulated: step times are the profile's."""
-    table = []
-    for result in results:
-        row: dict[str, object] = {
-            "kind": "emulated",
-            "profile_times_are_of": "whole steps" if result.around_ms else "engines",
-            "in_flight": result.in_flight,
-            "setting": result.label,
-            "thresholds": " ".join(f"{name}={b}" for name, b in result.thresholds.items()),
-            "tokens_per_second": round(result.tokens_per_second, 2),
-            "spread": round(result.spread, 4),
-            "windows": len(result.windows),
-            "window_s": round(median(window.seconds for window in result.windows), 2),
-            "chain_tokens_per_second": None if result.chain is None else round(result.chain.tokens_per_second, 2),
-            "difference": None if result.difference is None else round(result.difference, 4),
-            "as_drawn_tokens_per_second": None if result.as_drawn is None else round(result.as_drawn, 2),
-            "difference_as_drawn": None if (d := result.difference_as_drawn) is None else round(d, 4),
-            "simulated_tokens_per_second": None if result.simulated is None else round(result.simulated, 2),
-            "limit_tokens_per_second": round(result.limit, 2),
-            "efficiency": round(result.efficiency, 4),
-        }
-        for measure in ("mean_batch", "mean_step_ms", "mean_wait_ms", "utilisation", "mean_handoff_ms"):
-            row |= {f"{measure}.{name}": round(value, 4) for name, value in result.middle(measure).items()}
-        row |= {f"around_ms.{name}": round(value, 4) for name, value in result.around_ms.items()}
-        for name in result.thresholds:
-            if result.chain is not None:
-                row[f"chain_mean_batch.{name}"] = round(result.chain.mean_batch[name], 4)
-            row |= {f"{reason}.{name}": round(share, 4) for reason, share in result.reasons(name).items()}
-        row |= {f"cpu_s_per_1000_tokens.{n}": round(v, 4) for n, v in result.middle("cpu_s_per_1000_tokens").items()}
-        table.append(row)
-    return table
-
-
-def to_csv(table: Sequence[dict[str, object]]) -> str:
-    """CSV text; columns in the order of their first appearance."""
-    columns = list(dict.fromkeys(column for row in table for column in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()

@@ -11,7 +11,7 @@ from statistics import fmean
 from perf.emulated.deployment import EmulatedDeployment
 from perf.serving.window import ENTRY, Window, between, mark
 from tools.dtmc.profile import Profile
-from tools.load import Stream, request_bytes
+from tools.load import ClosedLoop, LoadError, request_bytes
 from tools.metrics import scrape
 from tools.tritonserver.server import TritonServer
 
@@ -44,7 +44,6 @@ class Plan:
     scripts: tuple[str, ...] = ()
 
     def prompt(self, index: int) -> str:
-        """The prompt of the request number `index`, different for each."""
         return f"{PROMPT}{self._number(index):08x}"
 
     def request(self, index: int) -> bytes:
@@ -67,13 +66,10 @@ def measure(
     """Keeps `in_flight` responses running and measures windows; afterwards the server is idle again.
 
     Raises:
-        RuntimeError: a response ended or failed.
+        LoadError: a response ended or failed.
         TimeoutError: the server does not answer, or does not become idle.
     """
-    stream = Stream(server.grpc_url)
-    try:
-        for index in range(in_flight):
-            stream.send(plan.request(index))
+    with ClosedLoop(server.grpc_url, plan.request, in_flight) as loop:
         _wait_for(server, in_flight)
         time.sleep(plan.warm_up_s)
         marks = [mark(server)]
@@ -81,10 +77,9 @@ def measure(
             report(f"window {repeat + 1} of {plan.repeats}")
             time.sleep(plan.seconds)
             marks.append(mark(server))
-    finally:
-        stream.close()
-    if stream.arrivals.errors or stream.arrivals.finished:
-        raise RuntimeError(f"{stream.arrivals.finished} responses ended early; {stream.arrivals.errors[:1]}")
+        loop.check()
+        if loop.finished:
+            raise LoadError(f"{loop.finished} responses ended early")
     _wait_for(server, 0)
     return [between(start, end, models) for start, end in pairwise(marks)]
 

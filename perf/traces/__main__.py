@@ -10,15 +10,13 @@ Runs problems of the demo set through the offline engine with a policy and write
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from perf.command import run
 from perf.traces.trace import Trace, from_routing, moves, write_traces
-from tokenrouter.errors import RouterError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import load_problems
@@ -64,18 +62,14 @@ def main(
     entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a response.")] = 160,
 ) -> None:
-    """Records traces."""
-    try:
-        setting = parse_setting(policy)
-        prompts = [problem.prompt for problem in load_problems(problems)[:count]]
-        with TokenRouter.from_repository(repository, entry=entry) as router:
-            traces = record(router, prompts, setting.policy, setting.params, max_tokens)
-            first = router.models[0]
-    except (RouterError, OSError, ValueError) as exc:
-        sys.exit(f"error: {exc}")
+    setting = parse_setting(policy)
+    prompts = [problem.prompt for problem in load_problems(problems)[:count]]
+    with TokenRouter.from_repository(repository, entry=entry) as router:
+        traces = record(router, prompts, setting.policy, setting.params, max_tokens)
+        first = router.models[0]
     write_traces(traces, out)
-    Console().print(f"{out}: {len(traces)} responses, {summary(traces, first)}")
+    print(f"{out}: {len(traces)} responses, {summary(traces, first)}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, ValueError)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.load.soak.load import ClosedLoop, Workload
-from perf.load.soak.memory import Sampler
+from perf.load.soak.clients import Workload
 from perf.load.soak.run import Plan, soak
 from tests.support.serving import wait_idle
 from tools.tritonserver.server import TritonServer
@@ -63,8 +62,8 @@ def test_locust_drives_both_endpoints_in_a_closed_and_an_open_loop(shared: Trito
 def test_a_short_soak_finds_nothing(shared: TritonServer) -> None:
     reports: list[float] = []
 
-    def report(elapsed: float, loop: ClosedLoop, sampler: Sampler) -> None:
-        reports.append(elapsed)
+    def report(stage: str, share: float) -> None:
+        reports.append(share)
 
     workload = Workload([f"prompt {i}" for i in range(7)], max_tokens=20, policies=("", "random"), cancel_every=4)
     outcome = soak(shared, workload, Plan(4.0, 8, warm_up_s=0.5, interval_s=0.2, limit=0.2), report)

@@ -60,7 +60,7 @@ def test_a_synchronous_baseline_gives_the_tokens_that_we_give(
     fields = [RequestFields(input_ids=r.input_ids, max_tokens=r.max_tokens, seed=r.seed) for r in requests]
     with TokenRouter.from_repository(repository) as ours:
         expected = ours.generate(fields)
-    assert [response.tokens for response in found] == [result.tokens for result in expected]
+    assert [response.ids for response in found] == [result.tokens for result in expected]
     assert sum(result.handoffs for result in expected) > 9
     assert all(response.ended for response in found)
 
@@ -71,7 +71,7 @@ def test_a_closed_loop_measures_and_leaves_nothing_behind(engines: SynchronousBa
     assert run.end_s - run.start_s >= 0.1
     whole = [r for r in run.responses if r.request.whole and r.ended]
     assert len(whole) >= 3
-    assert all(len(r.tokens) == 8 == sum(r.counts) for r in whole)
+    assert all(len(r.ids) == 8 == r.tokens for r in whole)
     assert [r.request.max_tokens for r in sorted(run.responses, key=lambda r: r.request.index)[:3]] == [3, 6, 8]
     assert all(subserver.open_sequences == 0 for subserver in engines._subservers)
 
@@ -89,7 +89,10 @@ def test_no_lock_step_on_emulated_engines_exceeds_its_exact_throughput(tmp_path:
 
 
 def response(index: int, sent_s: float, times: list[float], *, whole: bool = True, ended: bool = True) -> Response:
-    return Response(request(index, whole=whole), sent_s, times, [1] * len(times), [0] * len(times), ended)
+    result = Response(request=request(index, whole=whole), started=sent_s, ended=ended)
+    for at_s in times:
+        result.arrived(at_s, [0])
+    return result
 
 
 def test_a_summary_counts_tokens_in_the_window_and_times_of_whole_responses_that_end_there() -> None:
@@ -112,7 +115,7 @@ def test_a_summary_counts_tokens_in_the_window_and_times_of_whole_responses_that
 
 
 def test_tokens_that_come_together_have_no_time_between_them() -> None:
-    one = Response(request(0), 0.0, [1.0, 1.3], [2, 1], [1, 2, 3], True)
+    one = Response(request=request(0), started=0.0, times=[1.0, 1.3], counts=[2, 1], ids=[1, 2, 3], ended=True)
     found = summarise(Run([one], 0.0, 2.0))
     assert found.itl.mean == pytest.approx(150.0)
     assert found.itl.p50 == pytest.approx(150.0)

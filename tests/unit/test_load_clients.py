@@ -9,10 +9,10 @@ import pytest
 
 from perf.load.perf_analyzer.inputs import tensors
 from perf.load.perf_analyzer.summary import rows, timing
-from perf.load.prompts import load_prompts
-from perf.load.soak.load import Workload
-from perf.load.table import append_rows, markdown, write_rows
-from perf.load.timing import Percentiles, Timing, summary
+from perf.load.soak.clients import Workload
+from perf.load.table import markdown
+from perf.load.timing import Timing, percentiles_ms, summary
+from perf.rows import append_rows, write_rows
 
 
 def finished(started: float, *arrivals: tuple[float, int], error: str = "") -> Timing:
@@ -37,7 +37,7 @@ def test_a_response_is_timed_by_its_tokens_not_by_its_messages() -> None:
 def test_one_message_has_no_inter_token_time_and_none_has_no_times() -> None:
     assert math.isnan(finished(0.0, (1.0, 5)).inter_token_s)
     assert math.isnan(finished(0.0).time_to_first_token_s)
-    assert math.isnan(Percentiles.of([math.nan]).p50)
+    assert math.isnan(percentiles_ms([math.nan])["p50"])
 
 
 def test_a_summary_counts_errors_apart_and_gives_milliseconds() -> None:
@@ -50,20 +50,6 @@ def test_a_summary_counts_errors_apart_and_gives_milliseconds() -> None:
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", ["no json", "[1]", '{"text": "a"}'])
-def test_a_bad_line_of_prompts_is_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "a"}}\n\n{line}\n')
-    with pytest.raises(ValueError, match="line 3"):
-        load_prompts(path)
-
-
-def test_no_prompts_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="has no prompts"):
-        load_prompts(tmp_path / "empty.jsonl")
 
 
 def test_rows_are_added_to_a_table_with_the_same_columns_only(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pytest
 
 from perf.load import table as load_tests
 from perf.load.soak import table as soak
-from perf.serving.plot import efficiency, read
+from perf.rows import read_rows
+from perf.serving.tables import efficiency
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
@@ -19,14 +19,13 @@ RESULTS = ROOT / "perf" / "results"
 
 @pytest.mark.parametrize("name", ["perf_analyzer/sweep.csv", "locust.csv"])
 def test_tables_of_load_tests_are_in_the_page(name: str) -> None:
-    with (RESULTS / name).open(newline="") as file:
-        expected = load_tests.markdown(list(csv.DictReader(file)))
+    expected = load_tests.markdown(read_rows(RESULTS / name))
     assert expected in PAGE
     assert expected.count("\n") > 5
 
 
 def test_the_table_of_efficiency_is_in_the_page() -> None:
-    rows = [*read(RESULTS / "efficiency.csv"), *read(RESULTS / "efficiency_64.csv")]
+    rows = read_rows(RESULTS / "efficiency.csv", RESULTS / "efficiency_64.csv")
     assert efficiency(rows) in PAGE
     assert [int(row["in_flight"]) for row in rows] == [1, 2, 4, 8, 16, 32, 64]
 

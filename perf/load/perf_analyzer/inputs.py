@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from perf.load.prompts import DEMO, load_prompts
+from perf.command import run
 from tokenrouter.triton.tensors import ENTRY_INPUTS
+from tools.load import PROMPTS, read_prompts
 
 
 class Format(str, Enum):
@@ -34,25 +35,21 @@ def tensors(prompts: list[str], fields: dict[str, Any]) -> dict[str, Any]:
 
 def main(
     output: Annotated[Path, typer.Option(help="File to write.")],
-    prompts: Annotated[Path, typer.Option(help='JSON lines, each {"prompt": "..."}.')] = DEMO,
+    prompts: Annotated[Path, typer.Option(help='JSON lines, each {"prompt": "..."}.')] = PROMPTS,
     max_tokens: Annotated[int, typer.Option(help="Of a response.")] = 160,
     count: Annotated[int, typer.Option(help="Prompts to take; 0 for all.")] = 0,
     fields: Annotated[str, typer.Option(help='Further input tensors, like {"policy": "r2r"}.')] = "{}",
     format_: Annotated[Format, typer.Option("--format")] = Format.PERF_ANALYZER,
 ) -> None:
-    """Writes the file."""
-    try:
-        chosen = load_prompts(prompts)[: count or None]
-        own = {"max_tokens": max_tokens, "stream": True, "exclude_input_in_output": True, **json.loads(fields)}
-        document = tensors(chosen, own)
-    except (OSError, ValueError) as exc:
-        raise typer.BadParameter(str(exc)) from exc
-    output.parent.mkdir(parents=True, exist_ok=True)
+    chosen = read_prompts(prompts)[: count or None]
+    own = {"max_tokens": max_tokens, "stream": True, "exclude_input_in_output": True, **json.loads(fields)}
     if format_ is Format.PERF_ANALYZER:
-        output.write_text(json.dumps(document, indent=1) + "\n")
+        text = json.dumps(tensors(chosen, own), indent=1) + "\n"
     else:
-        output.write_text("".join(json.dumps({"text": prompt}) + "\n" for prompt in chosen))
+        text = "".join(json.dumps({"text": prompt}) + "\n" for prompt in chosen)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main, ValueError)

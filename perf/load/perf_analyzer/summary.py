@@ -6,15 +6,15 @@ perf_analyzer itself reports latencies of whole requests; times of tokens are in
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from perf.load.table import table_of, write_rows
+from perf.command import run
 from perf.load.timing import Timing, summary
+from perf.rows import show, upright, write_rows
+from tools.errors import CommandError
 
 _NS = 1e-9
 
@@ -25,9 +25,7 @@ def timing(request: dict[str, Any]) -> Timing:
     for moment, output in zip(request["response_timestamps"], request["response_outputs"], strict=True):
         result.add(_count(output.get("output_ids", "")), moment * _NS)
         result.finish_reason = output.get("finish_reason") or result.finish_reason
-    if not result.finish_reason:
-        result.error = f"the stream ended after {result.tokens} tokens without a finish_reason"
-    return result
+    return result.end()
 
 
 def _count(ids: int | list[int] | str) -> int:
@@ -53,15 +51,14 @@ def main(
     folder: Annotated[Path, typer.Argument(help="Holds concurrency_*.json.")],
     csv: Annotated[Path | None, typer.Option(help="Also write this file.")] = None,
 ) -> None:
-    """Prints the table."""
     exports = sorted(folder.glob("concurrency_*.json"), key=lambda path: int(path.stem.rpartition("_")[2]))
     table = [row for export in exports for row in rows(export)]
     if not table:
-        sys.exit(f"error: {folder} holds no concurrency_*.json with requests")
-    Console(width=None if sys.stdout.isatty() else 170).print(table_of(table, "perf_analyzer"))
+        raise CommandError(f"{folder} holds no concurrency_*.json with requests")
+    show(upright(table, "perf_analyzer"))
     if csv is not None:
         write_rows(csv, table)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

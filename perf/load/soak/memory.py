@@ -26,17 +26,15 @@ _SLACK = {"rss_mib": 0.5, "anonymous_mib": 0.5, "fds": 2.0, "threads": 2.0}
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at one process.
-
-    Attributes:
-        at_s: since the start.
-        process: whose.
-        values: by name of `MEASURES`.
-    """
+    """One look at one process, `at_s` seconds after the start; values by name of `MEASURES`."""
 
     at_s: float
     process: str
     values: dict[str, float]
+
+    def row(self) -> dict[str, str]:
+        values = {measure: f"{self.values[measure]:.2f}".removesuffix(".00") for measure in MEASURES}
+        return {"at_s": f"{self.at_s:.1f}", "process": self.process, **values}
 
 
 def look(pid: int) -> dict[str, float]:
@@ -79,12 +77,10 @@ class Sampler:
         self.samples: list[Sample] = []
 
     def start(self) -> None:
-        """Starts looking."""
         self._started = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops looking."""
         self._stopping.set()
         self._thread.join()
 
@@ -130,6 +126,20 @@ class Growth:
     def relative(self) -> float:
         """From the first to the last third."""
         return self.last / self.first - 1.0 if self.first else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.process}: {self.measure} grew from {self.first:.1f} to {self.last:.1f} ({self.relative:+.1%})"
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "process": self.process,
+            "measure": self.measure,
+            "first": round(self.first, 2),
+            "last": round(self.last, 2),
+            "relative": round(self.relative, 5),
+            "slope_per_hour": round(self.slope_per_hour, 2),
+            "flat": self.flat,
+        }
 
 
 def growth(samples: Sequence[Sample], *, warm_up_s: float, limit: float) -> list[Growth]:

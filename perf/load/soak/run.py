@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perf.load.soak.load import ClosedLoop, Workload
+from perf.load.soak.clients import Clients, Workload
 from perf.load.soak.memory import Growth, Sample, Sampler, growth
 from tools.metrics import busy, scrape
 from tools.tritonserver.server import TritonServer
@@ -67,45 +67,60 @@ class Outcome:
     @property
     def failures(self) -> list[str]:
         """Everything that must not be; empty for a good soak."""
-        found = list(self.errors)
-        if self.hung:
-            found.append(f"{self.hung} clients hang")
-        found += [f"{name} is {value:g} after all requests have ended" for name, value in self.held.items()]
-        found += [f"server's log: {line}" for line in self.log_errors]
-        found += [
-            f"{g.process}: {g.measure} grew from {g.first:.1f} to {g.last:.1f} ({g.relative:+.1%})"
-            for g in self.growth
-            if not g.flat
+        return [
+            *self.errors,
+            *([f"{self.hung} clients hang"] if self.hung else []),
+            *(f"{name} is {value:g} after all requests have ended" for name, value in self.held.items()),
+            *(f"server's log: {line}" for line in self.log_errors),
+            *(str(growth) for growth in self.growth if not growth.flat),
         ]
-        return found
+
+    def facts(self, plan: Plan, workload: Workload) -> dict[str, object]:
+        """What is kept, without the samples."""
+        return {
+            "in_flight": plan.in_flight,
+            "seconds": round(self.seconds, 1),
+            "warm_up_s": plan.warm_up_s,
+            "policies": list(workload.policies),
+            "cancel_every": workload.cancel_every,
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "tokens_per_second": round(self.tokens / self.seconds, 1),
+            "longest_response_s": round(self.longest_s, 3),
+            "held_after": self.held,
+            "log_errors": self.log_errors,
+            "failures": self.failures,
+            "growth": [growth.facts() for growth in self.growth],
+        }
 
 
-def soak(
-    server: TritonServer, workload: Workload, plan: Plan, report: Callable[[float, ClosedLoop, Sampler], None]
-) -> Outcome:
+def soak(server: TritonServer, workload: Workload, plan: Plan, report: Callable[[str, float], None]) -> Outcome:
     """Loads a running server and watches it; afterwards the server is idle again.
 
     Args:
         server: the server.
         workload: what is sent.
         plan: how long.
-        report: called once a second with the seconds so far.
+        report: told once a second how far it is.
+
+    Raises:
+        ValueError: too short to judge memory.
     """
     outcome, logged = Outcome(), len(server.log_text())
-    loop = ClosedLoop(server.grpc_url, workload, plan.in_flight)
+    clients = Clients(server.grpc_url, workload, plan.in_flight)
     pids = {"tritonserver": server.pid, **dict(sorted(server.stub_pids().items()))}
     sampler = Sampler(pids, plan.interval_s, lambda name: outcome.errors.append(f"process {name} ended"))
     started = time.monotonic()
     sampler.start()
-    loop.start()
-    while (elapsed := time.monotonic() - started) < plan.seconds and not (loop.errors or outcome.errors):
-        report(elapsed, loop, sampler)
+    clients.start()
+    while (elapsed := time.monotonic() - started) < plan.seconds and not (clients.errors or outcome.errors):
+        report(_progress(clients, sampler), elapsed / plan.seconds)
         time.sleep(min(1.0, plan.seconds - elapsed))
     sampler.stop()
     outcome.seconds = time.monotonic() - started
-    outcome.hung = loop.stop()
-    outcome.requests, outcome.tokens, outcome.longest_s = dict(loop.finished), loop.tokens, loop.longest_s
-    outcome.errors += loop.errors
+    outcome.hung = clients.stop()
+    outcome.requests, outcome.tokens, outcome.longest_s = dict(clients.finished), clients.tokens, clients.longest_s
+    outcome.errors += clients.errors
     outcome.samples = sampler.samples
     if not outcome.errors:
         outcome.held = _held(server)
@@ -114,15 +129,17 @@ def soak(
     return outcome
 
 
+def _progress(clients: Clients, sampler: Sampler) -> str:
+    memory = ", ".join(f"{name} {look.values['rss_mib']:.1f}" for name, look in sampler.newest().items())
+    return f"{clients.finished.total()} requests, {clients.tokens} tokens, MiB: {memory}"
+
+
 def _held(server: TritonServer) -> dict[str, float]:
     """Gauges that are not 0 although nothing runs. They come a little later than things happen, so 0 has to stay."""
-    until = time.monotonic() + _IDLE_S
-    idle_since = time.monotonic()
-    while time.monotonic() < until:
-        held = busy(scrape(server.metrics_url))
-        if held:
-            idle_since = time.monotonic()
-        elif time.monotonic() - idle_since > _SETTLED_S:
-            return {}
+    began_s = idle_since_s = time.monotonic()
+    held: dict[str, float] = {}
+    while (now_s := time.monotonic()) < began_s + _IDLE_S and now_s - idle_since_s < _SETTLED_S:
+        if held := busy(scrape(server.metrics_url)):
+            idle_since_s = now_s
         time.sleep(0.1)
     return held

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-_UNITS = {"rss_mib": "MiB", "anonymous_mib": "MiB", "fds": "", "threads": ""}
+from perf.command import run
+from tools import markdown as tables
+
 _NAMES = {"rss_mib": "resident", "anonymous_mib": "private", "fds": "descriptors", "threads": "threads"}
 
 
@@ -16,24 +18,24 @@ def markdown(outcome: dict[str, Any]) -> str:
     """What was sent, and every process's measures in the first and the last third."""
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(outcome["requests"].items()))
     found = "; ".join(outcome["failures"]) or "nothing to report"
-    lines = [
+    text = (
         f"{outcome['seconds']:.0f} s with {outcome['in_flight']} requests in flight: {reasons}; "
         f"{outcome['tokens']:,} tokens ({outcome['tokens_per_second']:,} per second); the longest response took "
-        f"{outcome['longest_response_s']:.2f} s. Found: {found}.",
-        "",
-        "| process | measure | first third | last third | growth |",
-        "|---|---|---|---|---|",
-    ]
-    for row in outcome["growth"]:
-        first, last = (f"{row[key]:.1f} {_UNITS[row['measure']]}".strip() for key in ("first", "last"))
-        lines.append(f"| {row['process']} | {_NAMES[row['measure']]} | {first} | {last} | {row['relative']:+.2%} |")
-    return "\n".join(lines)
+        f"{outcome['longest_response_s']:.2f} s. Found: {found}."
+    )
+    columns = ("process", "measure", "first third", "last third", "growth")
+    return f"{text}\n\n{tables.markdown(columns, map(_cells, outcome['growth']))}"
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    unit = " MiB" if row["measure"].endswith("_mib") else ""
+    first, last = (f"{row[key]:.1f}{unit}" for key in ("first", "last"))
+    return [row["process"], _NAMES[row["measure"]], first, last, f"{row['relative']:+.2%}"]
 
 
 def main(path: Annotated[Path, typer.Argument(help="What perf.load.soak --json wrote.")]) -> None:
-    """Prints Markdown."""
     print(markdown(json.loads(path.read_text())))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

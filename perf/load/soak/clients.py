@@ -1,4 +1,4 @@
-"""A closed loop of finite streamed requests, every one with a time limit of its own."""
+"""Clients of a soak: finite streamed requests, every one with a time limit of its own."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import count
 
 import grpc
 
-from perf.load import grpc_stream
+from perf.load.streams import over_grpc
 from perf.load.timing import Timing
-from tools.load import request_bytes
+from tools.load import open_channel, request_bytes
 
 _OUTPUTS = ("text_output", "output_ids", "finish_reason")
 _MOST_ERRORS = 20
@@ -38,7 +38,6 @@ class Workload:
     watchdog_s: float = 60.0
 
     def request(self, number: int) -> bytes:
-        """The request of this number, serialised."""
         policy = self.policies[number % len(self.policies)]
         fields = {"policy": policy} if policy else {}
         prompt = self.prompts[number % len(self.prompts)]
@@ -51,13 +50,10 @@ class Workload:
         return 1 + number // self.cancel_every % 8
 
 
-class ClosedLoop:
+class Clients:
     """Keeps `in_flight` requests running from `start` to `stop`, each on a connection of its own.
 
-    Args:
-        url: host:port of Triton's gRPC endpoint.
-        workload: what is sent.
-        in_flight: how many run at once.
+    Unlike `tools.load.ClosedLoop`, every request has a time limit, and can be cancelled alone.
     """
 
     def __init__(self, url: str, workload: Workload, in_flight: int) -> None:
@@ -66,18 +62,12 @@ class ClosedLoop:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(in_flight)]
-        self.finished: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()  # by finish reason
         self.tokens = 0
         self.longest_s = 0.0
         self.errors: list[str] = []
 
-    @property
-    def requests(self) -> int:
-        """Requests that have ended, in whatever way."""
-        return self.finished.total()
-
     def start(self) -> None:
-        """Starts the clients."""
         for thread in self._threads:
             thread.start()
 
@@ -90,22 +80,19 @@ class ClosedLoop:
         return sum(thread.is_alive() for thread in self._threads)
 
     def _client(self) -> None:
-        own = [("grpc.use_local_subchannel_pool", 1)]
-        with grpc.insecure_channel(self._url, options=own) as channel:
+        with open_channel(self._url) as channel:
             while not self._stopping.is_set() and len(self.errors) < _MOST_ERRORS:
-                number = next(self._numbers)
-                self._note(number, self._one(channel, number))
+                number, timing = next(self._numbers), Timing()
+                try:
+                    self._send(channel, number, timing)
+                except Exception as exc:
+                    timing.error = f"{type(exc).__name__}: {exc}"
+                self._note(number, timing)
 
-    def _one(self, channel: grpc.Channel, number: int) -> Timing:
-        load, timing = self._workload, Timing()
-        try:
-            return grpc_stream.run(
-                channel, load.request(number), timing,
-                timeout_s=load.watchdog_s, cancel_after=load.cancels_after(number),
-            )  # fmt: skip
-        except Exception as exc:
-            timing.error = f"{type(exc).__name__}: {exc}"
-            return timing
+    def _send(self, channel: grpc.Channel, number: int, timing: Timing) -> None:
+        load = self._workload
+        request, cancel_after = load.request(number), load.cancels_after(number)
+        over_grpc(channel, request, timing, timeout_s=load.watchdog_s, cancel_after=cancel_after)
 
     def _note(self, number: int, timing: Timing) -> None:
         with self._lock:

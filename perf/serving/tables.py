@@ -1,0 +1,101 @@
+"""Rows of `perf.serving` as tables, by heading: on the screen and in documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perf.rows import Columns, Row, shown
+from tokenrouter.batcher import Reason
+from tools.markdown import markdown
+
+_PROCESSES = {
+    "tritonserver": "tritonserver",
+    "orchestrator": "tokenrouter",
+    "small": "small",
+    "large": "large",
+    "load generator": "load",
+}
+
+
+def figures(row: Row) -> dict[str, str]:
+    """Measured beside predicted."""
+    thresholds = _thresholds(row)
+    return {
+        **shown(row, {"n": ("in_flight", ""), "setting": ("setting", "")}),
+        **{f"B {name}": threshold for name, threshold in thresholds.items()},
+        **shown(
+            row,
+            {
+                "tokens/s": ("tokens_per_second", ".1f"),
+                "spread": ("spread", ".1%"),
+                "chain": ("chain_tokens_per_second", ".1f"),
+                "difference": ("difference", "+.1%"),
+                "as drawn": ("difference_as_drawn", "+.1%"),
+                "efficiency": ("efficiency", ".1%"),
+                **{f"batch {name}": (f"mean_batch.{name}", ".2f") for name in thresholds},
+                **{f"step {name}": (f"mean_step_ms.{name}", ".2f") for name in thresholds},
+            },
+        ),
+    }
+
+
+def details(row: Row) -> dict[str, str]:
+    """What stands behind it: waits and hand-offs in ms, why steps started, CPU seconds per 1,000 tokens by process."""
+    names = list(_thresholds(row))
+    processes = [key for key in row if key.startswith("cpu_s_per_1000_tokens.")]
+    return {
+        **shown(
+            row,
+            {
+                "n": ("in_flight", ""),
+                "setting": ("setting", ""),
+                **{f"wait {name}": (f"mean_wait_ms.{name}", ".2f") for name in names},
+                **{f"hand-off {name}": (f"mean_handoff_ms.{name}", ".2f") for name in names},
+            },
+        ),
+        **{f"started {name}": _reasons(row, name) for name in names},
+        **shown(row, {f"CPU {key.partition('.')[2]}": (key, ".2f") for key in processes}),
+    }
+
+
+def _reasons(row: Row, model: str) -> str:
+    shares = {why.value: row[f"{why.value}.{model}"] for why in Reason if f"{why.value}.{model}" in row}
+    return ", ".join(f"{why} {share:.0%}" for why, share in shares.items())
+
+
+def against_the_model(rows: Sequence[Row]) -> str:
+    """Markdown: measured, chain, simulator, per number in flight and setting."""
+    columns = {
+        "in flight": ("in_flight", ""),
+        "thresholds": ("setting_and_thresholds", ""),
+        "measured tokens/s": ("tokens_per_second", ".1f"),
+        "Markov model": ("chain_tokens_per_second", ".1f"),
+        "difference": ("difference", "+.1%"),
+        "as drawn": ("difference_as_drawn", "+.1%"),
+        "simulator": ("simulated_tokens_per_second", ".1f"),
+        "of the best possible": ("efficiency", ".1%"),
+    }
+    named = [{**row, "setting_and_thresholds": f"{row['setting']}: {row['thresholds']}"} for row in rows]
+    return _markdown(named, columns)
+
+
+def efficiency(rows: Sequence[Row]) -> str:
+    """Markdown: measured beside the best possible, and CPU seconds per 1,000 tokens by process."""
+    columns = {
+        "in flight": ("in_flight", ""),
+        "thresholds": ("thresholds", ""),
+        "tokens/s": ("tokens_per_second", ".1f"),
+        "best possible": ("limit_tokens_per_second", ".1f"),
+        "efficiency": ("efficiency", ".1%"),
+        **{f"CPU, {process}": (f"cpu_s_per_1000_tokens.{key}", ".2f") for process, key in _PROCESSES.items()},
+    }
+    return _markdown(rows, columns)
+
+
+def _markdown(rows: Sequence[Row], columns: Columns) -> str:
+    ordered = sorted(rows, key=lambda row: int(row["in_flight"]))
+    return markdown(list(columns), (list(shown(row, columns).values()) for row in ordered))
+
+
+def _thresholds(row: Row) -> dict[str, str]:
+    return dict(text.split("=") for text in row["thresholds"].split())
