@@ -83,13 +83,17 @@ def request_bytes(
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     given = "text_input" if isinstance(prompt, str) else "input_ids"
     for name, value in {given: prompt, "max_tokens": max_tokens, "stream": True, **fields}.items():
-        array = input_array(name, value)
-        kind = np_to_triton_dtype(array.dtype)
-        request.inputs.add(name=name, datatype=kind, shape=array.shape)
-        request.raw_input_contents.append(serialize_byte_tensor(array).item() if kind == "BYTES" else array.tobytes())
+        add_input(request, name, input_array(name, value))
     for name in outputs:
         request.outputs.add(name=name)
     return bytes(request.SerializeToString())
+
+
+def add_input(request: service_pb2.ModelInferRequest, name: str, array: npt.NDArray[Any]) -> None:
+    """An input tensor of the array's shape and type; text is bytes."""
+    kind = np_to_triton_dtype(array.dtype)
+    request.inputs.add(name=name, datatype=kind, shape=array.shape)
+    request.raw_input_contents.append(serialize_byte_tensor(array).item() if kind == "BYTES" else array.tobytes())
 
 
 def in_turn(model: str, prompts: Sequence[str], max_tokens: int) -> Callable[[int], bytes]:

@@ -50,11 +50,24 @@ def write_emulated_repository(
         }
         for name, time in step_ms.items()
     }
-    write_repository(msgspec.convert({"entry": entry, "models": specs}, DeploymentSpec), folder)
-    tokenizer = byte_tokenizer()
-    for name in step_ms:
-        tokenizer.save(str(folder / name / "1" / "tokenizer.json"))
-        (folder / name / "1" / "config.json").write_text(json.dumps({"eos_token_id": END_ID, "vocab_size": VOCAB_SIZE}))
+    return write_emulated(folder, msgspec.convert({"entry": entry, "models": specs}, DeploymentSpec))
+
+
+def write_emulated(folder: Path, spec: DeploymentSpec, tokenizer: Tokenizer | None = None) -> Path:
+    """Writes the repository with a tokenizer and a config.json for every model. Returns the folder.
+
+    Args:
+        folder: where to.
+        spec: a deployment of emulated models.
+        tokenizer: `byte_tokenizer` by default.
+    """
+    write_repository(spec, folder)
+    tokenizer = tokenizer or byte_tokenizer()
+    facts = {"eos_token_id": END_ID, "vocab_size": tokenizer.get_vocab_size(with_added_tokens=True)}
+    for name in spec.models:
+        checkpoint = folder / name / "1"
+        tokenizer.save(str(checkpoint / "tokenizer.json"))
+        (checkpoint / "config.json").write_text(json.dumps(facts))
     return folder
 
 

@@ -11,7 +11,7 @@ import pytest
 from perf.emulated.repository import write_emulated_repository
 from perf.emulated.signals import HIDDEN_SIZE, ROUTED_BY_FILE, signal_options, write_router
 from perf.traces.trace import from_routing
-from tests.support.serving import generate
+from tests.support.http_calls import generate
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,14 +12,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.request import Request
 
 import psutil
 import pytest
 
-from tests.integration.conftest import WriteModel
-from tests.support.serving import until
-from tools.tritonserver.http import http_open
+from tests.support.echo import WriteModel, echo
+from tests.support.waiting import ended, until
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import Ports, free_port
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
@@ -31,22 +28,8 @@ pytestmark = pytest.mark.integration
 PROJECT = Path(__file__).resolve().parents[2]
 
 
-def echo(server: TritonServer, text: str) -> str:
-    request = Request(f"{server.http_url}/v2/models/echo/generate", json.dumps({"IN": text}).encode())
-    with http_open(request, timeout=10) as response:
-        return str(json.load(response)["OUT"])
-
-
 def regions(name: str) -> list[str]:
     return [path.name for path in Path("/dev/shm").glob(f"{name}*")]
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; one that only waits to be reaped has."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @contextmanager
@@ -115,7 +98,7 @@ class TestServer:
             assert folder.stat().st_mode & 0o777 == 0o700
             assert regions(folder.name)
             assert first.stop() == 0
-            assert all(gone(pid) for pid in pids)
+            assert all(ended(pid) for pid in pids)
             assert not folder.exists()
             assert regions(folder.name) == []
             assert echo(second, "still here") == "still here"
@@ -125,7 +108,7 @@ class TestServer:
             stubs, folder = server.stub_pids(), server.run_dir
             os.kill(server.pid, signal.SIGKILL)
             assert server.stop() == -signal.SIGKILL
-            assert all(gone(pid) for pid in stubs.values())
+            assert all(ended(pid) for pid in stubs.values())
             assert regions(folder.name) == []
             assert not folder.exists()
 
@@ -150,7 +133,7 @@ class TestServer:
         server = TritonServer(repository, ready_timeout_s=3, exit_timeout_s=0)
         with pytest.raises(LaunchError, match="not ready after 3 s"):
             server.start()
-        assert gone(server.pid)
+        assert ended(server.pid)
         assert not psutil.pid_exists(server.pid)
         assert regions(server.run_dir.name) == []
 
@@ -185,7 +168,7 @@ class TestLauncher:
             process.send_signal(number)
             output = process.communicate(timeout=40)[0]
         assert process.returncode == 0, output
-        assert all(gone(child.pid) for child in (server, *stubs))
+        assert all(ended(child.pid) for child in (server, *stubs))
         assert regions(folder.name) == []
         assert list(home.iterdir()) == []
 
@@ -200,7 +183,7 @@ class TestLauncher:
             process.terminate()
             process.communicate(timeout=40)
         assert process.returncode == 130
-        assert gone(server.pid)
+        assert ended(server.pid)
         assert regions(folder.name) == []
         assert list(home.iterdir()) == []
 
@@ -234,7 +217,7 @@ class TestLauncher:
             monkeypatch.setattr(tempfile, "tempdir", str(home))
             assert remove_stale_run_directories() == []
             process.kill()
-            until(lambda: all(gone(child.pid) for child in everybody), what="tritonserver and stubs end")
+            until(lambda: all(ended(child.pid) for child in everybody), what="tritonserver and stubs end")
         until(lambda: not any(home.iterdir()) or remove_stale_run_directories(), what="the lock is free")
         assert regions(folder.name) == []
         assert list(home.iterdir()) == []

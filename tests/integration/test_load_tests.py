@@ -11,7 +11,7 @@ import pytest
 
 from perf.load.soak.clients import Workload
 from perf.load.soak.run import Plan, soak
-from tests.support.serving import wait_idle
+from tests.support.waiting import wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

@@ -18,7 +18,7 @@ import uvicorn
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
-from tests.support.serving import until, wait_idle
+from tests.support.waiting import until, wait_idle
 from tokenrouter.openai_api.app import Settings, create_app
 from tokenrouter.openai_api.deployment import Deployment
 from tools.tritonserver.ports import free_port
@@ -227,13 +227,13 @@ def test_a_client_that_leaves_cancels_its_request(shared: TritonServer, client: 
         client.with_options(timeout=0.5).completions.create(
             model="tokenrouter", prompt="a" * 20_000, max_tokens=20_000, temperature=0
         )
-    wait_idle(shared, within_s=10)
+    wait_idle(shared)
     stream = client.completions.create(
         model="tokenrouter", prompt="a" * 20_000, max_tokens=20_000, temperature=0, stream=True
     )
     next(iter(stream))
     stream.close()
-    wait_idle(shared, within_s=10)
+    wait_idle(shared)
 
 
 def test_health_and_metrics(url: str, shared_repository: Path) -> None:

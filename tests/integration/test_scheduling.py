@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from perf.emulated.repository import write_emulated_repository
-from tests.support.serving import until
+from tests.support.waiting import until
 from tools.load import Stream, request_bytes
 from tools.metrics import Scrape, fresh_scrape, scrape
 from tools.profile.__main__ import profile_text

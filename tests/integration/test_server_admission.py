@@ -8,8 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
+from tests.support.grpc_calls import GrpcStream, grpc_error
+from tests.support.http_calls import RESPONSE_ERROR, answer, generate, refusal
 from tests.support.servers import LARGE_POOL, QUEUE_LIMIT_S
-from tests.support.serving import RESPONSE_ERROR, GrpcStream, answer, generate, grpc_error, refusal, until
+from tests.support.waiting import until
 from tools.metrics import scrape
 from tools.tritonserver.server import TritonServer
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import numpy as np
 import pytest
 
+from tests.support.grpc_calls import GrpcStream, grpc_error
+from tests.support.http_calls import RESPONSE_ERROR, answer, generate, refusal, stream
 from tests.support.servers import CONTEXT, RAISES, ROUTED_POOL
-from tests.support.serving import (
-    RESPONSE_ERROR,
-    GrpcStream,
-    answer,
-    generate,
-    grpc_error,
-    refusal,
-    stream,
-    until,
-    wait_idle,
-)
+from tests.support.waiting import until, wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -31,22 +23,56 @@ HELLO = [ord(letter) - ord("!") for letter in "hello"]
 VOCAB = 260
 
 
-@pytest.fixture(scope="module", autouse=True)
-def undisturbed(shared: TritonServer) -> Iterator[None]:
-    """A long stream runs beside all tests of this file, and its tokens are what they are without them."""
-    prompt = [40 + i % 50 for i in range(60_000)]
-    call = GrpcStream(shared)
-    with call:
-        call.send({"input_ids": prompt, "max_tokens": 60_000, "stream": True}, request_id="beside")
-        until(lambda: call.of("beside"), what="the first token")
-        yield
-        seen = len(call.messages)
-        until(lambda: len(call.messages) > seen or call.over("beside"), what="another token")
-        messages = call.of("beside")
-        assert not any(message.error for message in messages)
-        ids = [token for message in messages for token in message.ids]
-        assert ids == prompt[: len(ids)]
+class Neighbour:
+    """A long stream beside the tests of this file, whose tokens are what they are without them."""
+
+    PROMPT: ClassVar[list[int]] = [40 + i % 50 for i in range(60_000)]
+
+    def __init__(self, server: TritonServer) -> None:
+        self._server = server
+        self._call: GrpcStream | None = None
+        self._pid = self._messages = self._tokens = 0
+
+    def run(self) -> None:
+        """Starts it, again if it has ended or if the server is a new one."""
+        if self._call is not None and self._pid == self._server.pid and not self._call.over():
+            return
+        self.close()
+        self._call = call = GrpcStream(self._server)
+        self._pid, self._messages, self._tokens = self._server.pid, 0, 0
+        call.send({"input_ids": self.PROMPT, "max_tokens": len(self.PROMPT), "stream": True})
+        until(lambda: call.messages, what="the first token")
+
+    def check(self) -> None:
+        """It goes on, and its tokens since the last look are right. Nothing to check beside a server that died."""
+        call = self._call
+        if call is None or self._pid != self._server.pid:
+            return
+        until(lambda: len(call.messages) > self._messages or call.over(), what="another token")
+        for message in call.messages[self._messages :]:
+            assert not message.error
+            assert message.ids == self.PROMPT[self._tokens : self._tokens + len(message.ids)]
+            self._tokens += len(message.ids)
+            self._messages += 1
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.__exit__(None)
+
+
+@pytest.fixture(scope="module")
+def neighbour(shared: TritonServer) -> Iterator[Neighbour]:
+    running = Neighbour(shared)
+    yield running
+    running.close()
     wait_idle(shared)
+
+
+@pytest.fixture(autouse=True)
+def undisturbed(neighbour: Neighbour) -> Iterator[None]:
+    neighbour.run()
+    yield
+    neighbour.check()
 
 
 @pytest.fixture(autouse=True)
@@ -227,8 +253,8 @@ def test_grpc_that_triton_itself_refuses(shared: TritonServer, case: str) -> Non
 
 GRPC_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "empty ids": ({"input_ids": np.zeros((1, 0), np.int32), "text_input": None}, ("input_ids",)),
-    "no UTF-8": ({"text_input": b"ab\xff"}, ("text_input", "UTF-8", "byte 2")),
-    "stop word no UTF-8": ({"stop_words": [b"\xc3"]}, ("stop_words", "UTF-8")),
+    "no UTF-8": ({"text_input": np.array([[b"ab\xff"]], np.object_)}, ("text_input", "UTF-8", "byte 2")),
+    "stop word no UTF-8": ({"stop_words": np.array([[b"\xc3"]], np.object_)}, ("stop_words", "UTF-8")),
     "two rows": (
         {"text_input": np.array([["a"], ["b"]], np.object_), "max_tokens": np.array([[3], [3]], np.int32)},
         ("one prompt per request", "2 rows"),

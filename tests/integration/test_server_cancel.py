@@ -9,7 +9,9 @@ import time
 
 import pytest
 
-from tests.support.serving import GrpcStream, HttpStream, answer, until
+from tests.support.grpc_calls import GrpcStream
+from tests.support.http_calls import HttpStream, answer
+from tests.support.waiting import until
 from tools.metrics import Scrape, scrape
 from tools.tritonserver.server import TritonServer
 

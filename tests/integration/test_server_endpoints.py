@@ -10,18 +10,11 @@ import grpc
 import pytest
 import tritonclient.grpc as grpcclient
 
+from tests.support.grpc_calls import GrpcStream, grpc_stream, unary
+from tests.support.http_calls import answer, generate, stream
 from tests.support.repositories import END_ID
-from tests.support.serving import (
-    GrpcStream,
-    answer,
-    generate,
-    grpc_stream,
-    stream,
-    tensor,
-    unary,
-    until,
-    wait_idle,
-)
+from tests.support.waiting import until, wait_idle
+from tokenrouter.client import infer_input
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -260,20 +253,16 @@ def test_messages_without_empty_final_response(shared: TritonServer) -> None:
 def test_callback_client_of_tritonclient(shared: TritonServer, model: str, wants_stream: bool) -> None:
     """Start, infer, stop without cancel: what TensorRT-LLM's own example clients do."""
     results: list[tuple[Any, Any]] = []
-    inputs = []
-    fields = {
-        "text_input": ("hello", "STRING"),
-        "max_tokens": (5, "INT32"),
-        "stream": (wants_stream, "BOOL"),
-        "beam_width": (1, "INT32"),
-        "temperature": (0.0, "FP32"),
-        "num_return_sequences": (1, "INT32"),
-        "stop_words": ("", "STRING"),
+    fields: dict[str, Any] = {
+        "text_input": "hello",
+        "max_tokens": 5,
+        "stream": wants_stream,
+        "beam_width": 1,
+        "temperature": 0.0,
+        "num_return_sequences": 1,
+        "stop_words": "",
     }
-    for name, (value, kind) in fields.items():
-        array = tensor(value, kind)
-        inputs.append(grpcclient.InferInput(name, array.shape, "BYTES" if kind == "STRING" else kind))
-        inputs[-1].set_data_from_numpy(array)
+    inputs = [infer_input(name, value) for name, value in fields.items()]
     with grpcclient.InferenceServerClient(shared.grpc_url) as client:
         client.start_stream(lambda result, error: results.append((result, error)))
         client.async_stream_infer(model, inputs, outputs=[grpcclient.InferRequestedOutput("text_output")])

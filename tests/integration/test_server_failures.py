@@ -8,18 +8,11 @@ import grpc
 import pytest
 
 from tests.support.faults import POISON
+from tests.support.grpc_calls import GrpcStream, grpc_error
+from tests.support.http_calls import RESPONSE_ERROR, answer, refusal, stream
 from tests.support.servers import BREAKS_ENGINE, RAISES
-from tests.support.serving import (
-    RESPONSE_ERROR,
-    GrpcStream,
-    answer,
-    grpc_error,
-    metrics,
-    refusal,
-    stream,
-    until,
-    wait_idle,
-)
+from tests.support.waiting import until, wait_idle
+from tools.metrics import scrape
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -77,7 +70,11 @@ def test_grpc_status(shared: TritonServer) -> None:
 
 def test_neighbours_of_a_failing_policy(shared: TritonServer) -> None:
     """A policy's fault is its own requests' alone, although they share every step with the others."""
-    before = metrics(shared).value("tokenrouter_failed", model="tokenrouter", reason="policy_failed")
+
+    def counted() -> float:
+        return scrape(shared.metrics_url).value("tokenrouter_failed", model="tokenrouter", reason="policy_failed")
+
+    before = counted()
     with GrpcStream(shared) as call:
         for i in range(4):
             call.send({"text_input": f"{i}" * 200, "max_tokens": 200, "stream": True}, request_id=f"good-{i}")
@@ -93,10 +90,7 @@ def test_neighbours_of_a_failing_policy(shared: TritonServer) -> None:
         assert "".join(message.text for message in messages) == "x" * (5 + i)
         assert "boom" in messages[-1].error
     wait_idle(shared)
-    until(
-        lambda: metrics(shared).value("tokenrouter_failed", model="tokenrouter", reason="policy_failed") >= before + 4,
-        what="four counted failures",
-    )
+    until(lambda: counted() >= before + 4, what="four counted failures")
 
 
 def test_a_failing_engine_step_is_over_with_its_step(shared: TritonServer) -> None:

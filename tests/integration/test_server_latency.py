@@ -9,8 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from tests.support.grpc_calls import GrpcStream
 from tests.support.repositories import emulated_spec, write_emulated
-from tests.support.serving import GrpcStream, until, wait_idle
+from tests.support.waiting import until, wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

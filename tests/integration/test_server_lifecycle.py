@@ -17,8 +17,10 @@ import grpc
 import psutil
 import pytest
 
+from tests.support.grpc_calls import GrpcStream, Message
+from tests.support.http_calls import HttpStream, answer, refusal
 from tests.support.repositories import emulated_spec, write_emulated
-from tests.support.serving import GrpcStream, HttpStream, Message, answer, refusal, until, wait_idle
+from tests.support.waiting import until, wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

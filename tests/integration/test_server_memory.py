@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from perf.load.soak.memory import look
-from tests.support.serving import HttpStream, wait_idle
+from tests.support.http_calls import HttpStream
+from tests.support.waiting import wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

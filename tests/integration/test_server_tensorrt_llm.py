@@ -16,7 +16,8 @@ import pytest
 
 from tests.contract.deployments import ROOT, TENSORRT_LLM, TORCH, add_entry, deployment
 from tests.contract.double import double_environment
-from tests.support.serving import HttpStream, answer, refusal, until
+from tests.support.http_calls import HttpStream, answer, refusal
+from tests.support.waiting import until
 from tokenrouter.offline import TokenRouter
 from tools.demo_models.task import load_problems
 from tools.metrics import scrape

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.serving import GrpcStream, Message, answer, grpc_stream, stream, wait_idle
+from tests.support.grpc_calls import GrpcStream, Message, grpc_stream
+from tests.support.http_calls import answer, stream
+from tests.support.waiting import wait_idle
 from tokenrouter.offline import TokenRouter
 from tools.tritonserver.server import TritonServer
 

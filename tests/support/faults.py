@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from tokenrouter.engines.base import EngineRow, StepResult
-from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
 
 POISON = "~~~~"
@@ -46,16 +46,20 @@ class BreaksEngine(Alternating):
     name = "breaks_engine"
 
     def mask(self, model: str, vocab_size: int) -> Sequence[int]:
-        if EmulatedEngine.step is not _poisoned_step:
-            EmulatedEngine.step = _poisoned_step  # type: ignore[method-assign]
+        _poison()
         return ()
 
 
-_healthy_step = EmulatedEngine.step
+@cache
+def _poison() -> None:
+    from tokenrouter.engines.emulated.engine import EmulatedEngine  # brings torch along, which no entry model needs
 
+    healthy_step = EmulatedEngine.step
 
-def _poisoned_step(self: Any, rows: Sequence[EngineRow]) -> StepResult:
-    for row in rows:
-        if [*self._open[row.handle].tokens, *row.tokens][-len(POISON) :] == _POISON_IDS:
-            raise RuntimeError("poisoned")
-    return _healthy_step(self, rows)
+    def poisoned_step(self: Any, rows: Sequence[EngineRow]) -> StepResult:
+        for row in rows:
+            if [*self._open[row.handle].tokens, *row.tokens][-len(POISON) :] == _POISON_IDS:
+                raise RuntimeError("poisoned")
+        return healthy_step(self, rows)
+
+    EmulatedEngine.step = poisoned_step  # type: ignore[method-assign]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from perf.emulated.repository import byte_tokenizer
-from tools.build_repository.build import write_repository
+from perf.emulated.repository import END_ID, VOCAB_SIZE, byte_tokenizer, write_emulated
 from tools.build_repository.spec import DeploymentSpec
 
-END_ID = 256
-VOCAB_SIZE = 257
+__all__ = ["END_ID", "VOCAB_SIZE", "byte_tokenizer", "emulated_spec", "piece_tokenizer", "write_emulated"]
 
 
 def piece_tokenizer(*pieces: str) -> Tokenizer:
@@ -48,15 +44,3 @@ def emulated_spec(
         own_options = {**(options or {}), **own.pop("options", {})}
         specs[name] = {"engine": "emulated", "options": own_options, **(model or {}), **own}
     return msgspec.convert({"entry": entry, "models": specs}, DeploymentSpec)
-
-
-def write_emulated(folder: Path, spec: DeploymentSpec, tokenizer: Tokenizer | None = None) -> Path:
-    """Writes the repository with a tokenizer and a config.json for every model. Returns the folder."""
-    write_repository(spec, folder)
-    tokenizer = tokenizer or byte_tokenizer()
-    for name in spec.models:
-        checkpoint = folder / name / "1"
-        tokenizer.save(str(checkpoint / "tokenizer.json"))
-        facts = {"eos_token_id": END_ID, "vocab_size": tokenizer.get_vocab_size(with_added_tokens=True)}
-        (checkpoint / "config.json").write_text(json.dumps(facts))
-    return folder

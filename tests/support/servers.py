@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.repositories import emulated_spec, piece_tokenizer, write_emulated
+from tests.support.watch import WATCH
 from tokenrouter.offline import TokenRouter
 from tokenrouter.policies import BUILTIN
 from tools.build_repository.spec import DeploymentSpec
@@ -63,7 +64,8 @@ def shared_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def shared(shared_repository: Path) -> Iterator[TritonServer]:
     """The running server."""
-    with TritonServer(shared_repository, env={"PYTHONPATH": str(REPOSITORY_ROOT)}, exit_timeout_s=4) as running:
+    server = TritonServer(shared_repository, env={"PYTHONPATH": str(REPOSITORY_ROOT)}, exit_timeout_s=4)
+    with WATCH.over(server) as running:
         yield running
 
 

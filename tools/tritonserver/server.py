@@ -63,7 +63,7 @@ class TritonServer:
         wait: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._repository = Path(repository).resolve()
-        self._wanted_ports = ports or Ports()
+        self.ports = ports or Ports()
         self._host = host
         self._env = dict(env or {})
         self._extra_args = tuple(extra_args)
@@ -146,10 +146,12 @@ class TritonServer:
     # --- life cycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> TritonServer:
-        """Starts the server and waits until it is ready."""
+        """Starts the server and waits until it is ready. After `stop` it may start again, on the same ports."""
+        self._exit_code = None
+        self._known.clear()
         if not self._repository.is_dir():
             raise LaunchError(f"model repository {self._repository} is no folder")
-        self.ports = self._wanted_ports.resolved(self._host)
+        self.ports = self.ports.resolved(self._host)
         self.installation = find_installation()
         remove_stale_run_directories()
         self._run_dir = RunDirectory.create()
