@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2 as httpx
+import msgspec
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -22,7 +23,7 @@ from starlette.exceptions import HTTPException
 from tokenrouter import __version__
 from tokenrouter.openai_api.body_limit import BodyLimit
 from tokenrouter.openai_api.chat import ChatAnswer
-from tokenrouter.openai_api.completions import Answer
+from tokenrouter.openai_api.completions import Answer, Chunk
 from tokenrouter.openai_api.deployment import Deployment
 from tokenrouter.openai_api.errors import ApiError, ErrorBody, refused
 from tokenrouter.openai_api.generation import begin
@@ -206,7 +207,7 @@ def _messages(body: ChatCompletionRequest) -> list[dict[str, Any]]:
 async def _answered(
     request: Request,
     whole: Callable[[], Coroutine[Any, Any, BaseModel]],
-    chunks: Callable[[], AsyncIterator[BaseModel]],
+    chunks: Callable[[], AsyncIterator[list[Chunk]]],
     *,
     stream: bool,
 ) -> Response:
@@ -221,16 +222,20 @@ async def _answered(
     return StreamingResponse(_events(first, events), media_type="text/event-stream")
 
 
-async def _events(first: BaseModel, rest: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
+async def _events(first: list[Chunk], rest: AsyncIterator[list[Chunk]]) -> AsyncIterator[bytes]:
     try:
-        yield f"data: {first.model_dump_json(exclude_unset=True)}\n\n"
-        async for chunk in rest:
-            yield f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
+        yield _encoded(first)
+        async for chunks in rest:
+            yield _encoded(chunks)
     except ApiError as exc:
-        yield f"data: {exc.body.model_dump_json()}\n\n"
+        yield _encoded([exc.body.model_dump()])
     finally:
         await rest.aclose()  # type: ignore[attr-defined]
-    yield "data: [DONE]\n\n"
+    yield b"data: [DONE]\n\n"
+
+
+def _encoded(events: Sequence[object]) -> bytes:
+    return b"".join([b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events])
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

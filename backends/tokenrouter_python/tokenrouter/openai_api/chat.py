@@ -8,13 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage, ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
-from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
-from openai.types.chat.chat_completion_chunk import ChoiceDelta
 
-from tokenrouter.openai_api.completions import usage_of
+from tokenrouter.openai_api.completions import Chunk, usage_of
 from tokenrouter.openai_api.generation import Generation
 from tokenrouter.openai_api.requests import ChatCompletionRequest
 from tokenrouter.openai_api.routing import routing_of
@@ -32,35 +29,34 @@ class ChatAnswer:
 
     async def whole(self) -> ChatCompletion:
         """The answer when all of it is there."""
-        pieces = [piece async for piece in self.generation.pieces()]
+        pieces = [piece async for together in self.generation.pieces() for piece in together]
         message = ChatCompletionMessage(role="assistant", content="".join(piece.text for piece in pieces))
         extras = {**self._extras(pieces), **self._totals(pieces)}
         values = {"index": 0, "message": message, "finish_reason": self.generation.finish_reason, "logprobs": None}
         return ChatCompletion(
             id=self.id,
-            choices=[Choice.model_construct(**{**values, **extras})],
+            choices=[Choice.model_validate({**values, **extras})],
             created=self.created,
             model=self.request.model,
             object="chat.completion",
             usage=usage_of([self.generation]),
         )
 
-    async def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
+    async def chunks(self) -> AsyncIterator[list[Chunk]]:
         """The answer as it comes: the role, the text, the reason, and the usage if asked for."""
-        first = True
-        async for piece in self.generation.pieces():
-            if first:
-                yield self._chunk(ChoiceDelta(role="assistant", content=""))
-                first = False
-            yield self._chunk(ChoiceDelta(content=piece.text), **self._extras([piece]))
-        yield self._chunk(ChoiceDelta(), self.generation.finish_reason, **self._totals())
+        envelope = self._envelope()
+        role = [_chunk(envelope, {"role": "assistant", "content": ""})]
+        async for pieces in self.generation.pieces():
+            yield role + [_chunk(envelope, {"content": piece.text}, **self._extras([piece])) for piece in pieces]
+            role = []
+        yield [*role, _chunk(envelope, {}, self.generation.finish_reason, **self._totals())]
         if self.request.include_usage:
-            yield self._envelope([], usage_of([self.generation]))
+            yield [{**envelope, "usage": usage_of([self.generation]).model_dump()}]
 
     def _extras(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         if self.request.logprobs:
-            extras["logprobs"] = ChoiceLogprobs(content=self._log_probs(pieces))
+            extras["logprobs"] = ChoiceLogprobs(content=self._log_probs(pieces)).model_dump()
         if self.request.return_routing:
             extras["routing"] = routing_of(pieces)
         return extras
@@ -82,16 +78,12 @@ class ChatAnswer:
             )
         return entries
 
-    def _chunk(self, delta: ChoiceDelta, reason: str | None = None, **extras: Any) -> ChatCompletionChunk:
-        values = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **extras}
-        return self._envelope([ChunkChoice.model_construct(**values)])
-
-    def _envelope(self, choices: list[ChunkChoice], usage: CompletionUsage | None = None) -> ChatCompletionChunk:
-        return ChatCompletionChunk.model_construct(
-            id=self.id,
-            choices=choices,
-            created=self.created,
-            model=self.request.model,
-            object="chat.completion.chunk",
-            usage=usage,
+    def _envelope(self) -> Chunk:
+        chunk = ChatCompletionChunk(
+            id=self.id, choices=[], created=self.created, model=self.request.model, object="chat.completion.chunk"
         )
+        return chunk.model_dump(exclude_unset=True)
+
+
+def _chunk(envelope: Chunk, delta: dict[str, Any], reason: str | None = None, **extras: Any) -> Chunk:
+    return {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **extras}]}

@@ -37,8 +37,8 @@ class Generation:
     finish_reason: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
-        """The text as it comes, in pieces that depend on the tokens alone.
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """The text as it comes: pieces that depend on the tokens alone, those together that came together.
 
         Raises:
             ApiError: Triton or the model refused or failed, or time ran out.
@@ -48,16 +48,16 @@ class Generation:
         try:
             async for delta in deltas:
                 self.completion_tokens += len(delta.tokens)
-                for piece in stream.push(delta.tokens):
-                    yield piece
+                if pieces := stream.push(delta.tokens):
+                    yield pieces
                 if delta.finish_reason == "timeout":
                     raise timed_out()
                 self.finish_reason = delta.finish_reason or self.finish_reason
                 self.totals = delta.totals or self.totals
         finally:
             await deltas.aclose()  # type: ignore[attr-defined]
-        for piece in stream.flush():
-            yield piece
+        if pieces := stream.flush():
+            yield pieces
 
 
 def begin(
