@@ -40,6 +40,7 @@ from tokenrouter.subserver.stepped import SteppingRunner, StepPlan
 
 MS = 1_000_000
 TOKENIZER = byte_tokenizer()
+PROMPT = [10, 20, 30, 40, 50, 60]
 
 
 def spec(name: str, **params: Any) -> PolicySpec:
@@ -347,4 +348,15 @@ def writers(result: Result) -> list[str]:
     return [run.model for run in result.runs for _ in range(run.start, run.end)]
 
 
-__all__ = ["END_ID", "MS", "TOKENIZER", "VOCAB_SIZE", "Cluster", "expected_tokens", "request", "spec", "writers"]
+__all__ = [
+    "END_ID",
+    "MS",
+    "PROMPT",
+    "TOKENIZER",
+    "VOCAB_SIZE",
+    "Cluster",
+    "expected_tokens",
+    "request",
+    "spec",
+    "writers",
+]

@@ -56,6 +56,18 @@ class PingPong(Policy):
         return Handoff(keep_token=False)
 
 
+class Stray(Policy):
+    """Leaves to a model that it does not list."""
+
+    name = "stray"
+
+    def visited(self) -> tuple[str, ...]:
+        return ("small",)
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        return ["large"] * len(batch)
+
+
 class Stateful(Policy):
     """Counts hand-offs in the state that travels."""
 
