@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.cluster import END_ID, MS, PROMPT, Cluster, expected_tokens, request, spec, writers
 from tokenrouter.batcher import Batching
 from tokenrouter.errors import ConfigError, ProtocolError, RequestCancelled
-from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo, Outcome, PolicySpec, Report, ReportRow
+from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo, Open, Outcome, PolicySpec, Report, ReportRow, Resume
 from tokenrouter.rng import Stream, draw
 
 ROUTINGS = [
@@ -375,6 +375,21 @@ def test_what_a_lost_model_said_last_comes_too_late_once_it_is_gone() -> None:
     cluster.connect("small")
     cluster.run()
     assert cluster.result(key).tokens == [*PROMPT, END_ID]
+
+
+def test_a_model_is_sent_only_what_it_has_not_seen() -> None:
+    orchestrator = Cluster().orchestrator
+    key = orchestrator.submit(request([1, 2]), now_ns=0)
+    orchestrator.outbox.clear()
+    sent = []
+    reports = [("small", [3], "large"), ("large", [4, 5], "small"), ("small", [], "large")]
+    for visit, (model, tokens, target) in enumerate(reports, start=1):
+        row = ReportRow(key, visit, Outcome.LEAVE, tokens, target)
+        orchestrator.receive(model, Report(0, [row]), now_ns=0)
+        (message,) = (message for _, message in orchestrator.outbox if isinstance(message, Open | Resume))
+        sent.append((message.visit, getattr(message, "start", None), message.tokens))
+        orchestrator.outbox.clear()
+    assert sent == [(2, None, [1, 2, 3]), (3, 3, [4, 5]), (4, 5, [])]
 
 
 def test_a_hand_off_to_an_absent_model_waits_for_it() -> None:
