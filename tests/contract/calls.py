@@ -25,10 +25,11 @@ tags = (f"tag {i}" for i in itertools.count())
 
 
 def build(**changes: Any) -> LLM:
-    """An LLM with the overlap scheduler off and a small cache."""
+    """An LLM with a small cache that keeps statistics."""
     cache = {"tokens_per_block": BLOCK, "max_tokens": 2048, **changes.pop("cache", {})}
-    defaults = {"skip_tokenizer_init": True, "disable_overlap_scheduler": True, "max_num_tokens": 256}
-    return LLM(model=SMALL, **{**defaults, "kv_cache_config": KvCacheConfig(**cache), **changes})
+    defaults = {"skip_tokenizer_init": True, "disable_overlap_scheduler": True, "enable_iter_perf_stats": True}
+    limits = {"max_num_tokens": 256, "max_batch_size": 8}
+    return LLM(**{"model": SMALL, **defaults, **limits, "kv_cache_config": KvCacheConfig(**cache), **changes})
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -40,18 +41,17 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(bounded())
 
 
-def params(**changes: Any) -> SamplingParams:
-    return SamplingParams(**{"end_id": END, "max_tokens": 8, "detokenize": False, **changes})
-
-
 def submit(llm: LLM, prompt: Sequence[int] = PROMPT, salt: str | None = None, **changes: Any) -> Any:
     call = {name: changes.pop(name) for name in ("streaming", "kv_cache_retention_config") if name in changes}
-    return llm.generate_async(inputs=list(prompt), sampling_params=params(**changes), cache_salt=salt, **call)
+    params = SamplingParams(**{"end_id": END, "max_tokens": 8, "detokenize": False, **changes})
+    return llm.generate_async(list(prompt), sampling_params=params, cache_salt=salt, **call)
 
 
 def finish(llm: LLM, prompt: Sequence[int] = PROMPT, salt: str | None = None, **changes: Any) -> Any:
     return submit(llm, prompt, salt, **changes).result(timeout=30)
 
 
-def tokens(llm: LLM, prompt: Sequence[int] = PROMPT, **changes: Any) -> list[int]:
-    return list(finish(llm, prompt, next(tags), **changes).outputs[0].token_ids)
+def iterations(llm: LLM) -> list[tuple[int, int, int]]:
+    """Context requests, decoding requests and prompt tokens of each iteration since the last call."""
+    keys = ("numContextRequests", "numGenRequests", "numCtxTokens")
+    return [tuple(stats["inflightBatchingStats"][key] for key in keys) for stats in llm.get_stats()]

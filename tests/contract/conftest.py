@@ -72,12 +72,6 @@ def llm() -> Iterator[Any]:
         yield llm
 
 
-@pytest.fixture(scope="module")
-def overlapping() -> Iterator[Any]:
-    with build(disable_overlap_scheduler=False) as llm:
-        yield llm
-
-
 @pytest.fixture
 def salt() -> str:
     """Keeps the blocks of one test from the others."""

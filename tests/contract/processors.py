@@ -20,16 +20,16 @@ GATES: dict[str, threading.Semaphore] = {}
 
 
 class Record(LogitsProcessor):
-    """Notes the arguments of each call, and a number of its own that counts up."""
+    """Notes the arguments of each call, the logits as they were, and a number of its own that counts up."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
         self.count = 0
         CALLS[tag] = []
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, req_id: int, logits: Tensor, token_ids: list[list[int]], *more: Any) -> None:
         self.count += 1
-        CALLS.setdefault(self.tag, []).append((self.count, threading.current_thread().name, *args))
+        CALLS.setdefault(self.tag, []).append((self.count, req_id, logits.clone(), token_ids, *more))
 
 
 class Force(LogitsProcessor):
@@ -39,14 +39,12 @@ class Force(LogitsProcessor):
         self.ids = ids
         self.count = 0
 
-    def __call__(
-        self, req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None, client_id: int | None
-    ) -> None:
+    def __call__(self, req_id: int, logits: Tensor, token_ids: list[list[int]], *more: Any) -> None:
         token = self.ids[min(self.count, len(self.ids) - 1)]
         self.count += 1
         if token is not None:
             logits[...] = float("-inf")
-            logits[0, 0, token] = 0.0
+            logits[..., token] = 0.0
 
 
 class Gate(LogitsProcessor):
@@ -58,8 +56,8 @@ class Gate(LogitsProcessor):
         GATES[tag] = threading.Semaphore(0)
         CALLS[tag] = []
 
-    def __call__(self, *args: Any) -> None:
-        CALLS[self.tag].append(args)
+    def __call__(self, req_id: int, logits: Tensor, token_ids: list[list[int]], *more: Any) -> None:
+        CALLS[self.tag].append(token_ids)
         if not GATES[self.tag].acquire(timeout=self.seconds):
             raise TimeoutError("the gate stayed shut")
 
@@ -67,12 +65,8 @@ class Gate(LogitsProcessor):
 class Fail(LogitsProcessor):
     """Raises."""
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, req_id: int, logits: Tensor, token_ids: list[list[int]], *more: Any) -> None:
         raise ValueError("no luck")
-
-
-def plain(req_id: int, logits: Tensor, token_ids: list[list[int]], stream_ptr: int | None) -> None:
-    """A callable with four positional parameters."""
 
 
 def three(req_id: int, logits: Tensor, token_ids: Sequence[int]) -> None:

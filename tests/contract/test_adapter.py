@@ -320,7 +320,7 @@ def test_what_a_visit_asks_of_the_library(router: TokenRouter, monkeypatch: pyte
         assert [(r.token_start, r.token_end, r.priority) for r in retention.token_range_retention_configs] == [
             (0, None, 100)
         ]
-        assert (params.top_k, params.temperature, params.detokenize, params.end_id) == (1, None, False, 256)
+        assert (params.top_k, params.detokenize, params.end_id) == (1, False, 256)
         assert kwargs["streaming"] is True
 
 

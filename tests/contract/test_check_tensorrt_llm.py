@@ -113,9 +113,9 @@ def test_a_processor_with_another_number_of_arguments(monkeypatch: pytest.Monkey
 
 
 def test_a_method_that_is_no_coroutine_and_a_class_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llmapi.RequestOutput, "aresult", lambda self: None)
+    monkeypatch.setattr(llmapi.RequestOutput, "__anext__", lambda self: None)
     monkeypatch.delattr(llmapi, "CudaGraphConfig")
-    assert finding("tensorrt_llm.llmapi.RequestOutput.aresult").essential == ("not a coroutine function",)
+    assert finding("tensorrt_llm.llmapi.RequestOutput.__anext__").essential == ("not a coroutine function",)
     assert finding("tensorrt_llm.llmapi.CudaGraphConfig").essential[0].startswith("not there")
 
 

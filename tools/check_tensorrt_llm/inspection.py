@@ -70,9 +70,8 @@ def _compare(surface: Surface) -> Finding:
 
 def _by_name(surface: Surface, offered: dict[str, Any]) -> Finding:
     wanted = {parameter.name.removeprefix("**"): parameter for parameter in surface.parameters}
-    known = {name for name, parameter in wanted.items() if not parameter.unsure}
-    # Of objects that the library makes, and of classes, the table names only what is used.
-    open_ended = surface.kind in (Kind.RESULT, Kind.CLASS)
+    known = {name for name, parameter in wanted.items() if not parameter.unconfirmed}
+    open_ended = surface.kind in (Kind.DATACLASS, Kind.CLASS)
     return Finding(
         surface,
         missing=tuple(wanted[name].name for name in wanted if name in known - offered.keys()),
@@ -160,7 +159,6 @@ _OFFERED: dict[Kind, Callable[[Any], dict[str, Any]]] = {
     Kind.CONSTRUCTOR: _call,
     Kind.CALL: _call,
     Kind.COROUTINE: _call,
-    Kind.RESULT: _attributes,
     Kind.CLASS: _attributes,
     Kind.ENUM: _members,
 }

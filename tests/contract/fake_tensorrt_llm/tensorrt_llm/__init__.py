@@ -1,8 +1,8 @@
 """A double of tensorrt_llm: behaves as TensorRT-LLM does in what tokenrouter relies on, on any machine.
 
-It is made of facts, not of TensorRT-LLM's code: names and signatures come from
-`tokenrouter.engines.tensorrt_llm.facts`, behaviours are listed in `_behaviour`, and tokens are computed by
-`tokenrouter.engines.torch`. What it does not model it refuses with NotImplementedError.
+It is made of facts, not of TensorRT-LLM's code: names, signatures and behaviours come from
+`tokenrouter.engines.tensorrt_llm.facts`, and tokens are computed by `tokenrouter.engines.torch`. What it does not model
+it refuses with NotImplementedError.
 """
 
 from tensorrt_llm.llmapi.llm import LLM

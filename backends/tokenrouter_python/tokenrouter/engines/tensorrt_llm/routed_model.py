@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ from tokenrouter.errors import ConfigError
 # TensorRT-LLM hands variables with this prefix on to workers that it spawns.
 SETTINGS_VARIABLE = "TLLM_TOKENROUTER_ROUTER"
 _MODELING = "tensorrt_llm._torch.models.modeling_utils"
-# What stock classes pass on to their decoder beside the tokens.
-_PASSED_ON = ("spec_metadata", "lora_params")
 
 
 @contextmanager
@@ -39,10 +37,10 @@ def registered(checkpoint: Path, settings: RouterSettings | None) -> Iterator[No
         yield
         return
     architecture = str((read_json(checkpoint / "config.json").get("architectures") or [""])[0])
-    if architecture not in _stock_modules():
+    if architecture not in facts.STOCK_MODELS:
         raise ConfigError(
             f"policy {settings.policy.name!r} needs hidden states; in TensorRT-LLM they are known for architectures "
-            f"{', '.join(_stock_modules())}, not for {architecture!r}"
+            f"{', '.join(facts.STOCK_MODELS)}, not for {architecture!r}"
         )
     register = importlib.import_module(_MODELING).register_auto_model
     routed = __getattr__(architecture)
@@ -55,15 +53,11 @@ def registered(checkpoint: Path, settings: RouterSettings | None) -> Iterator[No
         register(architecture)(routed.__mro__[1])
 
 
-def _stock_modules() -> Mapping[str, str]:
-    return {entry.name: entry.module for entry in facts.SURFACES if entry.base == "DecoderModelForCausalLM"}
-
-
 def __getattr__(name: str) -> type:
     """The class with a router for an architecture."""
-    if name not in _stock_modules():
+    if name not in facts.STOCK_MODELS:
         raise AttributeError(name)
-    cls = globals()[name] = _routed(getattr(importlib.import_module(_stock_modules()[name]), name))
+    cls = globals()[name] = _routed(getattr(importlib.import_module(facts.STOCK_MODELS[name]), name))
     return cls
 
 
@@ -89,8 +83,7 @@ def _routed(stock: Any) -> type:
             tokens = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
             if return_context_logits:
                 return super().forward(attn_metadata, **tokens, return_context_logits=True, **kwargs)
-            more = {name: kwargs[name] for name in _PASSED_ON if name in kwargs}
-            hidden = self.model(attn_metadata=attn_metadata, **tokens, **more)
+            hidden = self.model(attn_metadata=attn_metadata, **tokens, **kwargs)
             hidden = hidden[torch.cumsum(attn_metadata.seq_lens_cuda, dim=0, dtype=torch.long) - 1]
             logits = self.lm_head(hidden).float()
             if self._router is None:

@@ -1,7 +1,7 @@
 """Connects results with the loop, which runs in a worker process, or in a thread of this one.
 
-As in TensorRT-LLM, one worker process is used even for a single GPU, and TLLM_WORKER_USE_SINGLE_PROCESS=1 (or
-gather_generation_logits) keeps the loop in this process. Requests are pickled in both cases.
+As in TensorRT-LLM, one worker process is used even for a single GPU, and TLLM_WORKER_USE_SINGLE_PROCESS=1 keeps the
+loop in this process.
 """
 
 from __future__ import annotations
@@ -10,19 +10,24 @@ import itertools
 import os
 import pickle
 import queue
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from tensorrt_llm import _behaviour
-from tensorrt_llm._double.requests import GenerationRequest, Response
-from tensorrt_llm.executor.result import GenerationResult
+from tensorrt_llm.executor.result import GenerationResult, Response
 
 
-class Worker(Protocol):
-    """Where the loop runs. It takes pickled requests, ids to abort, `Stats`, and None for the end."""
+@dataclass(slots=True)
+class GenerationRequest:
+    """A request as `LLM.generate_async` submits it."""
 
-    def put(self, item: Any) -> None: ...
-
-    def close(self) -> None: ...
+    id: int
+    prompt_token_ids: list[int]
+    sampling_params: Any
+    max_tokens: int
+    streaming: bool
+    retention: Any
+    cache_salt: str | None
 
 
 class Executor:
@@ -32,8 +37,10 @@ class Executor:
         self._ids = itertools.count(1)
         self._results: dict[int, GenerationResult] = {}
         self._stats: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.worker: Worker
-        if os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1" or args.gather_generation_logits:
+        self._dead = False
+        self._in_process = os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
+        self.worker: Any
+        if self._in_process:
             from tensorrt_llm._double.loop import ThreadWorker
 
             self.worker = ThreadWorker(args, self._post)
@@ -44,7 +51,10 @@ class Executor:
 
     def submit(self, request: GenerationRequest, result: GenerationResult) -> None:
         """Sends a request on its way. Pickling errors surface here."""
-        item: Any = pickle.dumps(request) if _behaviour.true("processors_pickled") else request
+        if self._dead:
+            raise RuntimeError("the worker process ended")
+        as_it_is = self._in_process and _behaviour.true("in_process_not_pickled")
+        item: Any = request if as_it_is else pickle.dumps(request)
         self._results[request.id] = result
         self.worker.put(item)
 
@@ -58,13 +68,13 @@ class Executor:
 
     def abort_request(self, request_id: int) -> None:
         """Asks for the end of a request; nothing happens if it is over."""
-        if request_id in self._results:
+        if request_id in self._results and not self._dead:
             self.worker.put(request_id)
 
-    def stats(self, timeout: float | None) -> dict[str, Any]:
-        """What the loop says of its blocks and iterations."""
+    def stats(self, timeout: float | None) -> list[dict[str, Any]]:
+        """Iterations since the last call."""
         self.worker.put("stats")
-        answer: dict[str, Any] = self._stats.get(timeout=timeout)
+        answer: list[dict[str, Any]] = self._stats.get(timeout=timeout)
         return answer
 
     def shutdown(self) -> None:
@@ -75,14 +85,12 @@ class Executor:
         for response in responses:
             if response.stats is not None:
                 self._stats.put(response.stats)
-                continue
-            result = self._results.get(response.client_id)
-            if result is None:
-                continue
-            if response.final:
-                del self._results[response.client_id]
-            result._put(response)
+            elif result := self._results.get(response.client_id):
+                if response.final:
+                    del self._results[response.client_id]
+                result.put(response)
         if not responses:  # the worker died
-            for request_id, result in list(self._results.items()):
-                result._put(Response(request_id, error="the worker process ended"))
-            self._results.clear()
+            self._dead = True
+            if not _behaviour.true("dead_worker_silent"):
+                for request_id, result in self._results.items():
+                    result.put(Response(request_id, error="the worker process ended"))

@@ -1,8 +1,8 @@
 """Which KV block holds which tokens: a tree of blocks that outlives the requests, with reuse and eviction.
 
-As in TensorRT-LLM's block manager (cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp): full blocks are shared as soon
-as they are computed, a partly filled last block is stored when its request ends, and a prompt may continue from part of
-a block by taking it over if nobody uses it, else by copying it. There is no second pool on the host: what is evicted is
+As in TensorRT-LLM's block manager (cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp): full blocks of a prompt are
+shared as soon as they are computed, everything else when its request ends, and a prompt may continue from part of a
+block by taking it over if nobody uses it, else by copying it. There is no second pool on the host: what is evicted is
 gone, whatever host_cache_size says.
 """
 
@@ -12,6 +12,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from tensorrt_llm import _behaviour
@@ -48,9 +49,8 @@ class Lease:
     path: list[Node]
     cached: int
     reported: int
-    retention: Any = None
-    prompt_tokens: int = 0
-    root: Any = None
+    request: Any
+    root: Node
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -79,41 +79,40 @@ class BlockTree:
         self._clock = itertools.count(1)
 
     @property
-    def free(self) -> int:
-        """Blocks without content."""
-        return len(self._free)
+    def available(self) -> int:
+        """Blocks that requests could have now, those that would have to be evicted included."""
+        return len(self._free) + sum(not _in_use(node) for node in self._nodes())
 
-    @property
-    def stored(self) -> int:
-        """Blocks in the tree."""
-        return sum(1 for _ in self._nodes())
+    def get_kv_cache_stats(self) -> SimpleNamespace:
+        """As the KV manager has it."""
+        return SimpleNamespace(max_num_blocks=self.total)
 
-    def lease(self, prompt: Sequence[int], capacity: int, salt: str | None, retention: Any) -> Lease | None:
-        """Blocks for `capacity` tokens, those of the prompt's longest stored prefix included; None if too few."""
-        root = self._roots.setdefault(salt if _behaviour.true("salted") else None, Node((), 0, None))
-        limit = len(prompt) - 1
-        path, partial, tail = self._match(root, prompt, limit)
-        for node in path:
+    def cached(self, request: Any) -> int:
+        """Prompt tokens that need no computation."""
+        path, _, tail = self._match(self._root(request), request.prompt_token_ids)
+        return len(path) * self._size + tail
+
+    def lease(self, request: Any, count: int) -> Lease:
+        """`count` blocks, those of the prompt's longest stored prefix included."""
+        prompt = request.prompt_token_ids
+        path, partial, tail = self._match(self._root(request), prompt)
+        held = [*path, *([partial] if partial is not None else [])]
+        for node in held:
             node.users += 1
-        if partial is not None:
-            partial.users += 1
-        fresh = self._take(-(-capacity // self._size) - len(path))
+        blocks = [node.block for node in path] + self.take(count - len(path))
         if partial is not None:
             partial.users -= 1
-        if fresh is None:
-            for node in path:
-                node.users -= 1
-            return None
-        lease = Lease([node.block for node in path] + fresh, path, len(path) * self._size + tail, 0)
-        lease.reported = lease.cached
-        if not _behaviour.true("reuse_capped") and lease.cached == limit:
-            lease.reported = len(prompt)
-        lease.retention, lease.prompt_tokens, lease.root = retention, len(prompt), root
+        cached = len(path) * self._size + tail
+        capped = cached < len(prompt) - 1 or _behaviour.true("reuse_capped")
+        lease = Lease(blocks, path, cached, cached if capped else len(prompt), request, self._root(request))
         if partial is not None:
             self._continue(lease, partial, tail)
         for node in path:
             node.used = next(self._clock)
         return lease
+
+    def _root(self, request: Any) -> Node:
+        return self._roots.setdefault(request.cache_salt if _behaviour.true("salted") else None, Node((), 0, None))
 
     def store(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Makes the full blocks of a running request visible to others. `tokens` are those with computed KV."""
@@ -125,7 +124,7 @@ class BlockTree:
     def release(self, lease: Lease, tokens: Sequence[int]) -> None:
         """Ends a request: stores what it computed, the partly filled last block included, and frees the rest."""
         if not _behaviour.true("generated_stored"):
-            tokens = tokens[: lease.prompt_tokens]
+            tokens = tokens[: len(lease.request.prompt_token_ids)]
         self.store(lease, tokens)
         full = len(tokens) // self._size
         tail = tuple(tokens[full * self._size :])
@@ -149,10 +148,9 @@ class BlockTree:
         lease.path.append(node)
 
     def _rate(self, node: Node, lease: Lease, index: int) -> None:
-        start = index * self._size
-        retention = lease.retention
+        start, retention = index * self._size, lease.request.retention
         priority, duration = DEFAULT_PRIORITY, None
-        if retention is not None and start >= lease.prompt_tokens:
+        if retention is not None and start >= len(lease.request.prompt_token_ids):
             priority, duration = retention.decode_retention_priority, retention.decode_duration_ms
         elif retention is not None:
             for given in retention.token_range_retention_configs:
@@ -162,9 +160,10 @@ class BlockTree:
         node.priority = priority
         node.expires = float("inf") if duration is None else time.monotonic() + duration.total_seconds()
 
-    def _match(self, root: Node, prompt: Sequence[int], limit: int) -> tuple[list[Node], Node | None, int]:
-        """Whole blocks, then the block that continues furthest and by how many tokens."""
+    def _match(self, root: Node, prompt: Sequence[int]) -> tuple[list[Node], Node | None, int]:
+        """Whole blocks, then the block that continues furthest and by how many tokens; never the last token."""
         path: list[Node] = []
+        limit = len(prompt) - 1
         if not self._config.enable_block_reuse or not _behaviour.true("reuse"):
             return path, None, 0
         node, at = root, 0
@@ -192,10 +191,8 @@ class BlockTree:
     def _idle(self, node: Node) -> bool:
         return not node.users and not node.children
 
-    def _take(self, count: int) -> list[int] | None:
-        """`count` blocks, evicting what is stored; None, and nothing evicted, if that many cannot be had."""
-        if count > len(self._free) + sum(not _in_use(node) for node in self._nodes()):
-            return None
+    def take(self, count: int) -> list[int]:
+        """`count` blocks that are available, evicting what is stored."""
         while count > len(self._free):
             victim = min((node for node in self._nodes() if self._idle(node)), key=self._worth)
             self._drop(victim)

@@ -1,22 +1,22 @@
-"""The executor's loop: in-flight batching, one forward pass over all active requests per iteration."""
+"""The executor's loop: in-flight batching, one forward pass over all scheduled requests per iteration."""
 
 from __future__ import annotations
 
 import pickle
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from tensorrt_llm import _behaviour
 from tensorrt_llm._double.active import Active
 from tensorrt_llm._double.model import PagedModel, Row
-from tensorrt_llm._double.requests import Response
-from tensorrt_llm._double.sampler import TorchSampler
 from tensorrt_llm._double.scheduler import Scheduler
+from tensorrt_llm.executor.result import Response
 
 
 class ThreadWorker:
@@ -37,24 +37,15 @@ class ThreadWorker:
 
 
 class Loop:
-    """Runs in its own thread; talk to it through `inbox`.
-
-    Args:
-        model: the model and its blocks.
-        args: the LLM's arguments.
-        post: called in the loop's thread with the responses of an iteration.
-    """
+    """Runs in its own thread; talk to it through `inbox`: requests, ids to abort, "stats", None for the end."""
 
     def __init__(self, model: PagedModel, args: Any, post: Callable[[list[Response]], None]) -> None:
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.iterations: list[tuple[int, int]] = []
+        self.inbox: queue.Queue[Any] = queue.Queue()
         self._model = model
         self._args = args
         self._post = post
-        self._overlap = not args.disable_overlap_scheduler
-        self._sampler = TorchSampler()
         self._scheduler = Scheduler(model, args)
-        self._unsettled: list[tuple[Active, int]] = []
+        self._stats: list[dict[str, Any]] = []
         self._cancelled: set[int] = set()
         self._late: list[Active] = []
         self._responses: list[Response] = []
@@ -64,132 +55,127 @@ class Loop:
     @torch.inference_mode()
     def _run(self) -> None:
         while self._running:
-            self._fetch()
+            for item in self._arrivals():
+                self._take(item)
+            self._responses += self._scheduler.activate()
             if self._running:
                 self._guarded()
             responses, self._responses = self._responses, []
             if responses:
                 self._post(responses)
 
+    def _arrivals(self) -> Iterator[Any]:
+        """What has come. The first message of an idle loop wakes it and gets an iteration of its own."""
+        if not self._scheduler.active and not self._scheduler.waiting and self.inbox.empty():
+            yield self.inbox.get()
+            return
+        while not self.inbox.empty():
+            yield self.inbox.get()
+
+    def _take(self, item: Any) -> None:
+        if item is None:
+            self._running = False
+        elif item == "stats":
+            stats, self._stats = self._stats, []
+            self._responses.append(Response(0, stats=stats))
+        elif isinstance(item, int):
+            self._cancelled.add(item)
+        else:
+            self._scheduler.waiting.append(pickle.loads(item) if isinstance(item, bytes) else item)
+
     def _guarded(self) -> None:
         try:
             self._iterate()
         except Exception as exc:  # a fault of the double: everybody is told, nobody waits for ever
-            known = [*(active.request for active in self._scheduler.active), *self._scheduler.waiting]
-            self._responses += [Response(request.id, error=f"the double failed: {exc!r}") for request in known]
-            self._scheduler.active, self._unsettled = [], []
-            self._scheduler.waiting.clear()
-
-    def _fetch(self) -> None:
-        """Takes what has come; sleeps only when there is nothing to do. The first message of an idle loop wakes it."""
-        idle = not self._scheduler.active and not self._scheduler.waiting and not self._unsettled
-        while True:
-            try:
-                item = self.inbox.get(block=idle)
-            except queue.Empty:
-                return
-            idle = False
-            if item is None:
-                self._running = False
-            elif item == "stats":
-                self._responses.append(Response(0, stats=self._stats()))
-            elif isinstance(item, int):
-                self._cancelled.add(item)
-            else:
-                self._scheduler.waiting.append(pickle.loads(item) if isinstance(item, bytes) else item)
+            self._fail_all(f"the double failed: {exc!r}")
 
     def _iterate(self) -> None:
         if not _behaviour.true("late_abort"):
             self._cancel()
+            self._respond([])
+        began = time.monotonic()
         rows = self._scheduler.schedule()
-        self._responses += self._scheduler.refused
-        self._scheduler.refused = []
+        if not rows:
+            time.sleep(0.001)
+            return
         late, self._late = self._late, []
+        contexts = [active for active in rows if active.prefilling]
+        charged = sum(active.chunk for active in contexts)
+        resources = SimpleNamespace(resource_managers={"KV_CACHE_MANAGER": self._model.tree})
         try:
-            sampled = self._step(rows) if rows else []
+            self._step(rows, resources if _behaviour.true("manager_in_frames") else None)
         except Exception as exc:
-            self._fail([active for active, _ in rows], f"{type(exc).__name__}: {exc}")
-            sampled = []
-        if self._overlap:
-            sampled, self._unsettled = self._unsettled, sampled
-        for active, token in sampled:
-            if active in self._scheduler.active:
-                self._settle(active, token)
+            self._fail(rows, f"{type(exc).__name__}: {exc}")
+            return
+        self._note(len(contexts), len(rows) - len(contexts), charged, time.monotonic() - began)
         for active in late:
+            assert active.lease is not None
             self._model.tree.release(active.lease, active.tokens[: active.computed])
         self._cancel()
+        self._respond(rows)
 
-    def _stats(self) -> dict[str, Any]:
+    def _note(self, contexts: int, generating: int, tokens: int, seconds: float) -> None:
+        if not self._args.enable_iter_perf_stats:
+            return
         tree = self._model.tree
-        blocks = {"maxNumBlocks": tree.total, "freeNumBlocks": tree.free, "storedNumBlocks": tree.stored}
-        return {
-            "kvCacheStats": blocks,
-            "iterations": list(self.iterations),
-            "numActiveRequests": len(self._scheduler.active),
-        }
+        self._stats.append(
+            {
+                "iterLatencyMS": seconds * 1e3,
+                "inflightBatchingStats": {
+                    "numContextRequests": contexts,
+                    "numGenRequests": generating,
+                    "numCtxTokens": tokens,
+                },
+                "kvCacheStats": {"maxNumBlocks": tree.total, "freeNumBlocks": tree.available},
+            }
+        )
 
-    def _step(self, rows: list[tuple[Active, int]]) -> list[tuple[Active, int]]:
-        """Forward pass, processors, sampling; the tokens of all whose prompt is complete."""
-        batch = []
-        for active, share in rows:
-            new = (active.tokens + active.in_flight)[active.computed :][:share]
-            batch.append(Row(active.handle, new, active.prefilling, active.internal_id))
-        self.iterations.append((len(rows), sum(share for _, share in rows)))
-        outputs = self._model.run(batch)
-        logits = outputs.pop("logits")
-        sampled = []
-        for i, (active, share) in enumerate(rows):
-            last = share == active.unseen
-            active.computed += share
-            active.iterations += 1
+    def _step(self, rows: list[Active], resource_manager: Any) -> None:
+        """Forward pass, processors, sampling. A processor finds `resource_manager` in the frames of its callers."""
+        logits = self._model.run(
+            [Row(a.handle, a.tokens[a.computed : a.computed + a.chunk], a.prefilling, a.internal_id) for a in rows]
+        )
+        for active, row in zip(rows, logits, strict=True):
+            active.computed += active.chunk
+            last = active.computed == len(active.tokens)
             if last or _behaviour.true("chunks_processed"):
-                active.process(logits[i])
+                active.process(row)
             if last:
-                token = self._sample(active, logits[i])
-                active.note(logits[i], token, {name: tensor[i] for name, tensor in outputs.items()})
-                sampled.append((active, token))
-        for active, token in sampled:
-            active.in_flight.append(token)
-        return sampled
-
-    def _sample(self, active: Active, row: Tensor) -> int:
-        request = active.request
-        generated = active.generated + active.in_flight
-        return self._sampler.sample(row, request.sampling_params, request.prompt_token_ids, generated)
-
-    def _settle(self, active: Active, token: int) -> None:
-        """Appends a sampled token and says what follows from it."""
-        active.in_flight.remove(token)
-        active.tokens.append(token)
-        self._model.tree.store(active.lease, active.tokens[: min(active.computed, len(active.tokens) - 1)])
-        self._answer(active, active.finish_reason(token))
+                active.append(int(row.argmax()))
+        for active in rows:
+            stored = len(active.tokens) if not _behaviour.true("stored_at_the_end") else active.prompt_length
+            self._model.tree.store(active.lease, active.tokens[: min(active.computed, stored - 1)])
 
     def _cancel(self) -> None:
-        """Ends aborted requests."""
-        for request in [request for request in self._scheduler.waiting if request.id in self._cancelled]:
+        """Marks aborted requests; those that are not active yet are dropped."""
+        dropped = [request for request in self._scheduler.waiting if request.id in self._cancelled]
+        for request in dropped:
             self._scheduler.waiting.remove(request)
-            self._responses.append(Response(request.id, finish_reason="CANCELLED"))
-        for active in [active for active in self._scheduler.active if active.request.id in self._cancelled]:
-            self._answer(active, "CANCELLED")
+            if not _behaviour.true("queued_abort_unanswered"):
+                self._responses.append(Response(request.id, finish_reason="CANCELLED"))
+        for active in self._scheduler.active:
+            if active.request.id in self._cancelled:
+                active.reason = "CANCELLED"
         self._cancelled.clear()
 
-    def _answer(self, active: Active, reason: str | None) -> None:
-        """Ends the request if there is a reason, and sends what is new."""
-        if reason is not None:
-            self._end(active)
+    def _respond(self, rows: list[Active]) -> None:
+        """Answers, and ends whoever has a reason."""
         interval = self._args.stream_interval
-        due = active.request.streaming and (len(active.generated) == 1 or len(active.generated) % interval == 0)
-        if not due and reason is None:
-            return
-        self._responses.append(active.response(reason))
+        for active in [active for active in self._scheduler.active if active.reason or active in rows]:
+            number = len(active.generated)
+            due = active.request.streaming and number > active.sent and (number == 1 or number % interval == 0)
+            if active.reason is not None:
+                self._end(active)
+            if active.reason is not None or due:
+                self._responses.append(active.response())
 
     def _end(self, active: Active) -> None:
-        """Stores the blocks before the answer goes out, so whoever resubmits finds them."""
+        """Stores the blocks before the next fetch, so whoever resubmits finds them."""
         self._scheduler.active.remove(active)
+        if active.lease is None:
+            return
         self._model.end(active.handle)
-        if _behaviour.true("last_token_not_stored"):
-            active.computed = min(active.computed, len(active.tokens) - 1)
-        else:
+        if not _behaviour.true("last_token_not_stored"):
             active.computed = len(active.tokens)
         if _behaviour.true("stored_before_answer"):
             self._model.tree.release(active.lease, active.tokens[: active.computed])
@@ -197,12 +183,18 @@ class Loop:
             self._late.append(active)
 
     def _fail(self, rows: list[Active], message: str) -> None:
-        """An exception in a step ends all its requests."""
-        if not _behaviour.true("one_failure_fails_all"):
-            rows = rows[:1]
+        """An exception in a step ends all active requests, whether they took part or not."""
+        if _behaviour.true("one_failure_fails_all"):
+            rows = list(self._scheduler.active)
         for active in rows:
             self._scheduler.active.remove(active)
-            self._model.end(active.handle)
-            self._model.tree.release(active.lease, [])
+            if active.lease is not None:
+                self._model.end(active.handle)
+                self._model.tree.release(active.lease, [])
             self._responses.append(Response(active.request.id, error=message))
-        self._unsettled = [(active, token) for active, token in self._unsettled if active in self._scheduler.active]
+
+    def _fail_all(self, message: str) -> None:
+        self._responses += [Response(request.id, error=message) for request in self._scheduler.waiting]
+        self._responses += [Response(active.request.id, error=message) for active in self._scheduler.active]
+        self._scheduler.waiting.clear()
+        self._scheduler.active.clear()

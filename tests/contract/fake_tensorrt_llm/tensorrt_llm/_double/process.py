@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tensorrt_llm import _behaviour
-from tensorrt_llm._double.requests import Response
 from tensorrt_llm._torch.models.modeling_utils import MODEL_CLASS_MAPPING
+from tensorrt_llm.executor.result import Response
+from tokenrouter.engines.tensorrt_llm.facts import WORKER_COMMAND
 
 START_SECONDS = 120.0
 END_SECONDS = 20.0
@@ -47,15 +48,12 @@ class ProcessWorker:
 
     def put(self, item: Any) -> None:
         """Sends an item to the loop."""
-        try:
+        with contextlib.suppress(OSError):
             self._connection.send_bytes(item if isinstance(item, bytes) else pickle.dumps(item))
-        except OSError as exc:
-            raise RuntimeError("the worker process ended") from exc
 
     def close(self) -> None:
         """Ends the process."""
-        with contextlib.suppress(RuntimeError):
-            self.put(None)
+        self.put(None)
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -65,13 +63,10 @@ class ProcessWorker:
         self._connection.close()
 
     def _read(self) -> None:
-        while True:
-            try:
-                responses = pickle.loads(self._connection.recv_bytes())
-            except (EOFError, OSError):
-                self._post([])
-                return
-            self._post(responses)
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._post(pickle.loads(self._connection.recv_bytes()))
+        self._post([])
 
 
 def _start() -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
@@ -79,7 +74,9 @@ def _start() -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:
         tempfile.TemporaryDirectory(prefix="fake-tensorrt-llm-") as folder,
         Listener(str(Path(folder) / "socket"), family="AF_UNIX") as listener,
     ):
-        command = [_python(), "-c", "from tensorrt_llm._double.process import main; main()", str(listener.address)]
+        name = WORKER_COMMAND if _behaviour.true("workers_named") else "worker"
+        code = "from tensorrt_llm._double.process import main; main()"
+        command = [_python(), "-c", code, str(listener.address), f"{name}.server"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
         listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
@@ -113,14 +110,13 @@ def main() -> None:
         connection.send_bytes(pickle.dumps(f"{type(exc).__name__}: {exc}"))
         raise
     connection.send_bytes(pickle.dumps(None))
-    while True:
-        try:
-            item = connection.recv_bytes()
-        except (EOFError, OSError):
-            break
+    with contextlib.suppress(EOFError, OSError):
         # Requests stay pickled until the loop takes them.
-        small = pickle.loads(item) if len(item) < 64 else item
-        if small is None:
-            break
-        worker.put(small if isinstance(small, int | str) else item)
+        while (item := _unpacked(connection.recv_bytes())) is not None:
+            worker.put(item)
     worker.close()
+
+
+def _unpacked(item: bytes) -> Any:
+    small = pickle.loads(item) if len(item) < 64 else item
+    return small if small is None or isinstance(small, int | str) else item

@@ -1,4 +1,4 @@
-"""Arguments of `LLM` and the configuration objects among them."""
+"""Arguments of `LLM` and the configuration objects among them and of a request."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ NOT_MODELLED = {
     "context_parallel_size": 1,
     "tensor_parallel_size": 1,
     "max_beam_width": 1,
+    "skip_tokenizer_init": True,
+    "disable_overlap_scheduler": True,
     "batch_wait_timeout_ms": 0,
     "batch_wait_timeout_iters": 0,
     "speculative_config": None,
@@ -25,13 +27,12 @@ NOT_MODELLED = {
 }
 """Settings whose effect the double does not have, with the only value it takes."""
 
-
-class CapacitySchedulerPolicy(str, Enum):
-    """What happens when KV blocks run out."""
-
-    MAX_UTILIZATION = "MAX_UTILIZATION"
-    GUARANTEED_NO_EVICT = "GUARANTEED_NO_EVICT"
-    STATIC_BATCH = "STATIC_BATCH"
+CapacitySchedulerPolicy = Enum(  # type: ignore[misc]
+    "CapacitySchedulerPolicy", [(name, name) for name in ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")]
+)
+ContextChunkingPolicy = Enum(  # type: ignore[misc]
+    "ContextChunkingPolicy", [(name, name) for name in ("FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS")]
+)
 
 
 class KvCacheConfig(Fields, path="tensorrt_llm.llmapi.KvCacheConfig"):
@@ -50,6 +51,15 @@ class TorchCompileConfig(Fields, path="tensorrt_llm.llmapi.TorchCompileConfig"):
     """Piecewise graphs."""
 
 
+class KvCacheRetentionConfig(Fields, path="tensorrt_llm.llmapi.KvCacheRetentionConfig", error=TypeError):
+    """Priorities of a request's blocks."""
+
+    class TokenRangeRetentionConfig(
+        Fields, path="tensorrt_llm.llmapi.KvCacheRetentionConfig.TokenRangeRetentionConfig", error=TypeError
+    ):
+        """Priority of a range of prompt tokens."""
+
+
 class TorchLlmArgs(Fields, path="tensorrt_llm.llmapi.TorchLlmArgs"):
     """All arguments of `LLM`. Validation reads the GPU's properties."""
 
@@ -65,16 +75,13 @@ class TorchLlmArgs(Fields, path="tensorrt_llm.llmapi.TorchLlmArgs"):
         Raises:
             ValueError: an argument that is no field.
         """
-        unknown = sorted(arguments.keys() - cls.model_fields.keys() - {"_mpi_session"})
+        unknown = sorted(arguments.keys() - cls.model_fields.keys())
         if unknown and _behaviour.true("unknown_arguments_refused"):
             raise ValueError(f"LLM: invalid arguments: {', '.join(unknown)}")
-        arguments = {name: value for name, value in arguments.items() if name in cls.model_fields}
         self = cls.__new__(cls)
-        Fields.__init__(self, **arguments)
+        Fields.__init__(self, **{name: value for name, value in arguments.items() if name in cls.model_fields})
         self.kv_cache_config = self.kv_cache_config or KvCacheConfig()
         self.scheduler_config = self.scheduler_config or SchedulerConfig()
-        if "cuda_graph_config" not in arguments:
-            self.cuda_graph_config = CudaGraphConfig()
         for name, only in NOT_MODELLED.items():
             if getattr(self, name) != only:
                 raise NotImplementedError(f"the double models {name}={only!r} only, not {getattr(self, name)!r}")

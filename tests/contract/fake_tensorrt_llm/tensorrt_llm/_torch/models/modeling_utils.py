@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -16,12 +15,12 @@ _STOCK: dict[str, type] = {}
 _Class = TypeVar("_Class", bound=type)
 
 
-@dataclass
 class ModelConfig:
     """Hands the checkpoint's configuration to a model class. `runner` belongs to the double."""
 
-    pretrained_config: Any
-    runner: Any = None
+    def __init__(self, pretrained_config: Any, runner: Any) -> None:
+        self.pretrained_config = pretrained_config
+        self.runner = runner
 
 
 def register_auto_model(name: str) -> Callable[[_Class], _Class]:
@@ -44,22 +43,16 @@ class _Decoder(nn.Module):
         object.__setattr__(self, "_runner", runner)
         self.embed_tokens = runner._model.get_input_embeddings()
 
-    def forward(
-        self,
-        attn_metadata: Any,
-        input_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        assert input_ids is not None
-        assert inputs_embeds is None
+    def forward(self, attn_metadata: Any, input_ids: Tensor, **kwargs: Any) -> Tensor:
+        assert kwargs.pop("inputs_embeds") is None
+        assert kwargs.pop("position_ids").shape == (1, len(input_ids))
+        assert kwargs.pop("spec_metadata", None) is None
         hidden: Tensor = self._runner.hidden_states(input_ids)
         return hidden
 
 
 class DecoderModelForCausalLM(nn.Module):
-    """Decoder and LM head. The stock classes return logits only."""
+    """Decoder and LM head."""
 
     def __init__(self, model_config: ModelConfig) -> None:
         super().__init__()
@@ -72,7 +65,7 @@ class DecoderModelForCausalLM(nn.Module):
         """The checkpoint's configuration."""
         return self.model_config.pretrained_config
 
-    def load_weights(self, weights: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def load_weights(self, weights: dict[str, Any]) -> None:
         """Every parameter of the class must be in the checkpoint."""
         for name, _ in self.named_parameters():
             weights[name]
@@ -85,7 +78,6 @@ class DecoderModelForCausalLM(nn.Module):
         inputs_embeds: Tensor | None = None,
         return_context_logits: bool = False,
         spec_metadata: Any = None,
-        lora_params: Any = None,
         **kwargs: Any,
     ) -> Any:
         hidden = self.model(
@@ -93,6 +85,7 @@ class DecoderModelForCausalLM(nn.Module):
             input_ids=input_ids,
             position_ids=position_ids,
             inputs_embeds=inputs_embeds,
+            spec_metadata=spec_metadata,
             **kwargs,
         )
         last = attn_metadata.seq_lens_cuda.cumsum(0).long() - 1
