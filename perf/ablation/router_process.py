@@ -52,8 +52,12 @@ def serve(setting: str) -> None:
     address, repository, models, name, params = json.loads(setting)
     torch.set_num_threads(1)
     checkpoint = Repository(repository).checkpoint(models[0])
-    extras = {"tokenizer": load_tokenizer(checkpoint), "input_embedding": lambda model: _embedding(checkpoint)}
-    context = PolicyContext(tuple(models), repository, extras)
+    context = PolicyContext(
+        tuple(models),
+        repository,
+        tokenizer=load_tokenizer(checkpoint),
+        input_embedding=lambda model: _embedding(checkpoint),
+    )
     policy = load_policy(PolicySpec(name, json.dumps(params)), context)
     with Listener(address, "AF_UNIX") as listener:
         while True:

@@ -101,8 +101,8 @@ def measure(repository: Path, batches: Sequence[int], steps: int) -> Iterator[di
     folder = Repository(repository).checkpoint(MODELS[0])
     tokenizer = load_tokenizer(folder)
     engine = TorchEngine.from_folder(folder, TorchEngineConfig(max_batch_size=max(batches), max_num_tokens=8192))
-    extras = {"tokenizer": tokenizer, "hidden_size": engine.info.hidden_size, **engine.extras(MODELS[0])}
-    context = PolicyContext(MODELS, str(repository.resolve()), extras)
+    hidden_size, extras = engine.info.hidden_size, engine.extras(MODELS[0])
+    context = PolicyContext(MODELS, str(repository.resolve()), tokenizer=tokenizer, hidden_size=hidden_size, **extras)
     for name, params in SETTINGS.items():
         policy = load_policy(PolicySpec(name, json.dumps(params)), context)
         policy.prepare(MODELS[0])

@@ -100,7 +100,7 @@ def test_a_stop_word_ends_a_visit_that_runs(router: TokenRouter, torch_router: T
 
 def test_a_response_that_is_given_up_frees_everything(router: TokenRouter) -> None:
     subservers = router._driver.subservers.values()
-    surplus = sum(subserver.statistics.surplus_tokens for subserver in subservers)
+    surplus = sum(subserver.statistics.cache.surplus_tokens for subserver in subservers)
     for policy, params in (("single", {}), ("scripted", {"writers": [0, 1, 1]})):
         updates = router.stream(PROMPTS[0], policy=policy, policy_params=json.dumps(params), max_tokens=900, end_id=-1)
         for _ in range(5):
@@ -113,7 +113,7 @@ def test_a_response_that_is_given_up_frees_everything(router: TokenRouter) -> No
         time.sleep(0.01)
     assert len(generate(router, "single")) == len(PROMPTS)
     # It ends a few steps later, and not after all it was asked for.
-    assert sum(subserver.statistics.surplus_tokens for subserver in subservers) - surplus < 300
+    assert sum(subserver.statistics.cache.surplus_tokens for subserver in subservers) - surplus < 300
 
 
 def test_news_of_an_aborted_visit_are_dropped(router: TokenRouter) -> None:
@@ -137,11 +137,11 @@ def test_a_cache_that_forgets_costs_time_and_no_token(tmp_path: Path, torch_rout
         got = generate(router, "scripted", params, max_tokens=96, end_id=-1)
         numbers = router._driver.subservers["small"].statistics
     assert [result.tokens for result in got] == [result.tokens for result in want]
-    assert numbers.recomputed_tokens > 0
+    assert numbers.cache.recomputed_tokens > 0
     if forgets == "reuse":
         # Two visits of each response come back to small, and everything that was left there is gone.
-        assert numbers.lost_prefixes == 2 * len(PROMPTS)
-        assert numbers.recomputed_tokens >= 2 * len(PROMPTS) * BLOCK
+        assert numbers.cache.lost_prefixes == 2 * len(PROMPTS)
+        assert numbers.cache.recomputed_tokens >= 2 * len(PROMPTS) * BLOCK
 
 
 def test_what_a_visit_leaves_is_found_again(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_what_a_visit_leaves_is_found_again(tmp_path: Path) -> None:
     prompts = sum(len(router._driver.entry.tokenizer.encode(prompt).ids) for prompt in PROMPTS)
     total = prompts + sum(len(result.tokens) for result in results)
     for name in ("small", "large"):
-        assert numbers[name].recomputed_tokens == numbers[name].lost_prefixes == 0
+        assert numbers[name].cache.recomputed_tokens == numbers[name].cache.lost_prefixes == 0
         # Every token is run once at each model, but for the last ones; a hand-off of a kept token runs nothing twice.
         assert numbers[name].new_tokens <= total
 

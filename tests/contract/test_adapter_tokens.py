@@ -94,7 +94,7 @@ def assert_equal(got: list[Result], want: list[Result], router: TokenRouter) -> 
     assert [trace(result) for result in got] == [trace(result) for result in want]
     for name, subserver in router._driver.subservers.items():
         assert subserver.engine.blocks_leased == subserver.open_sequences == 0, name
-        assert subserver.statistics.lost_prefixes == subserver.statistics.recomputed_tokens == 0, name
+        assert subserver.statistics.cache.lost_prefixes == subserver.statistics.cache.recomputed_tokens == 0, name
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])

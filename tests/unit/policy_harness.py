@@ -167,11 +167,11 @@ class Driver:
 
 
 def make(name: str, params: dict[str, Any] | None = None, models: tuple[str, ...] = TWO, **context: Any) -> Policy:
-    """A policy instance; `context` may hold `directory` and extras by name."""
+    """A policy instance; `context`: further fields of `PolicyContext`."""
     directory = context.pop("directory", None)
     spec = PolicySpec(name, msgspec.json.encode(params or {}).decode())
-    # Not through the cache: contexts that differ only in extras are equal.
-    return load_policy(spec, PolicyContext(models, None if directory is None else str(directory), context))
+    # Not through the cache: contexts that differ only in what they offer are equal.
+    return load_policy(spec, PolicyContext(models, None if directory is None else str(directory), **context))
 
 
 @dataclass

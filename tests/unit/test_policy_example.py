@@ -49,8 +49,8 @@ def test_hooks_have_harmless_defaults():
     assert list(policy.mask("small", 100)) == []
 
 
-def test_missing_extra_is_named_with_what_there_is():
-    with pytest.raises(ConfigError, match=r"'single' needs 'tokenizer', which is not offered .*device, shelf"):
-        make("single", device="cpu", shelf=1).extra("tokenizer")
+def test_what_is_missing_is_named_with_what_there_is():
+    with pytest.raises(ConfigError, match=r"'single' needs 'tokenizer', which is not offered .*hidden_size, input_emb"):
+        make("single", hidden_size=8, input_embedding=lambda model: None).needed("tokenizer", None)
     with pytest.raises(ConfigError, match="nothing is"):
-        make("single").extra("tokenizer")
+        make("single").needed("tokenizer", None)

@@ -24,6 +24,7 @@ from tokenrouter.messages import (
     Sampling,
 )
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.statistics import CacheStatistics
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.sequence import ModelSequence
 from tokenrouter.subserver.submitted import SubmitPlan, SubmittingRunner
@@ -37,7 +38,7 @@ class Loop:
     """An engine whose news the test writes."""
 
     def __init__(self, max_batch: int = 4) -> None:
-        self.info = EngineInfo("loop", 100, 0, 64, 4, 64, max_batch, 64, stepped=False)
+        self.info = EngineInfo("loop", 100, 0, 64, 4, 64, max_batch, 64)
         self.submitted: list[tuple[int, list[int]]] = []
         self.cancelled: list[int] = []
         self.news: list[VisitNews] = []
@@ -259,7 +260,7 @@ def test_what_an_old_visit_still_says_is_dropped(over: Any) -> None:
     bench.turn()
     assert bench.tell(1, Outcome.STAY, 11) == []
     assert bench.tell(1, Outcome.FAILED) == []
-    assert bench.subserver.statistics.surplus_tokens == 1
+    assert bench.subserver.statistics.cache.surplus_tokens == 1
     if isinstance(over, Resume):
         assert bench.engine.submitted[-1] == (2, [*PROMPT, 20])
 
@@ -302,8 +303,7 @@ def test_a_prefix_that_was_lost_is_counted(ends: str, cached: int, recomputed: i
     bench.tell(2, Outcome.STAY, 13, cached_tokens=cached)
     bench.tell(2, Outcome.STAY, 14, cached_tokens=cached)
     numbers = bench.subserver.statistics
-    assert (numbers.recomputed_tokens, numbers.lost_prefixes) == (recomputed, lost)
-    assert numbers.cached_tokens == cached
+    assert numbers.cache == CacheStatistics(cached, lost, recomputed)
     # The first visit runs 4 prompt tokens and then 10, unless 10 was the last one allowed; the second what was not
     # cached, and then 13.
     first = 5 if ends == "handoff" else 4

@@ -84,9 +84,9 @@ def generate(settings: Settings) -> Outcome:
             prompt, fields = [settings.prompt], _fields(settings.tokens)
             alone = router.generate(prompt, policy="single", policy_params='{"model": "small"}', **fields)[0]
             routed = router.generate(prompt, **fields)[0]
-            counters = router.statistics.values()
-            recomputed = sum(each.recomputed_tokens for each in counters)
-            reused = sum(each.cached_tokens for each in counters)
+            caches = [each.cache for each in router.statistics.values() if each.cache is not None]
+            recomputed = sum(cache.recomputed_tokens for cache in caches)
+            reused = sum(cache.cached_tokens for cache in caches)
     return Outcome(routed, alone, recomputed, reused)
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult
 from tools.dtmc.profile import ModelProfile
 
 UNLIMITED = 1 << 60
@@ -67,7 +66,7 @@ class VirtualEngine:
         """Not counted."""
         return 0
 
-    def extras(self, model: str) -> dict[str, Any]:
+    def extras(self, model: str) -> PolicyExtras:
         """Nothing."""
         return {}
 

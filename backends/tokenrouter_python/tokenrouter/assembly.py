@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.config import DEFAULT_POLICY, EntryConfig, SubserverConfig
@@ -41,7 +42,7 @@ class Entry:
         first = folders[config.models[0]]
         self.config = config
         self.tokenizer = load_tokenizer(first)
-        self._policies = PolicyCache(PolicyContext(config.models, str(repository.root), {"tokenizer": self.tokenizer}))
+        self._policies = PolicyCache(PolicyContext(config.models, str(repository.root), tokenizer=self.tokenizer))
         self._policies.get(config.policy).prepare("")
         vocab_size = common_size(folders)
         ends = end_ids(first) if config.end_ids is None else config.end_ids
@@ -110,16 +111,18 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
     runner = _load_runner(config, repository)
     engine = runner.engine
     direct = int(engine.info.kv_blocks * config.direct_kv_share)
-    extras: dict[str, Any] = {
-        "tokenizer": load_tokenizer(config.checkpoint),
-        "hidden_size": engine.info.hidden_size,
+    context = PolicyContext(
+        (),
+        str(repository.root),
+        tokenizer=load_tokenizer(config.checkpoint),
+        hidden_size=engine.info.hidden_size,
         **engine.extras(config.name),
-    }
+    )
     return Subserver(
         config.name,
         runner,
         shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
-        context=lambda models: PolicyContext(models, str(repository.root), extras),
+        context=lambda models: replace(context, models=models),
     )
 
 

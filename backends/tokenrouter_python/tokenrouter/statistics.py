@@ -93,6 +93,23 @@ class StepTimes:
 
 
 @dataclass
+class CacheStatistics:
+    """What became of the KV cache of an engine that owns its loop.
+
+    Attributes:
+        cached_tokens: of submissions, found in the cache.
+        lost_prefixes: visits that found at least a block less than was left there.
+        recomputed_tokens: that they had to run again.
+        surplus_tokens: of visits that were over, dropped.
+    """
+
+    cached_tokens: int = 0
+    lost_prefixes: int = 0
+    recomputed_tokens: int = 0
+    surplus_tokens: int = 0
+
+
+@dataclass
 class SubserverStatistics:
     """What one subserver did since it started; all counters only grow.
 
@@ -101,9 +118,7 @@ class SubserverStatistics:
             for the end of a step first.
         routes: (target, whether the token was committed) -> requests that went there after a step. The target is "" for
             those that stay and `END` for those that end.
-        cached_tokens, lost_prefixes, recomputed_tokens, surplus_tokens: only where the engine owns its loop. Tokens of
-            submissions found in its KV cache; visits that found at least a block less than was left there; the tokens
-            that they had to run again; tokens of visits that were over, dropped.
+        cache: only where the engine owns its loop.
     """
 
     steps: int = 0
@@ -121,10 +136,7 @@ class SubserverStatistics:
     handoffs_in: int = 0
     handoffs_out: int = 0
     failures: int = 0
-    cached_tokens: int = 0
-    lost_prefixes: int = 0
-    recomputed_tokens: int = 0
-    surplus_tokens: int = 0
+    cache: CacheStatistics | None = None
 
     def arrived(self, *, now_ns: int, left_ns: int, idle_since_ns: int) -> None:
         """A visit begins; the request left another model at `left_ns` (0: it comes from none)."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from perf.baselines.standard.wire import TOKEN_BYTES
-from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult
 from tokenrouter.engines.emulated.engine import EmulatedEngine, _Sequence
 from tokenrouter.engines.torch.blocks import BlockLease
 from tokenrouter.engines.torch.config import TorchEngineConfig
@@ -50,7 +50,7 @@ class PagedEngine(Protocol):
         """Forgets the sequence; whether its KV is good for others."""
         ...
 
-    def extras(self, model: str) -> dict[str, Any]:
+    def extras(self, model: str) -> PolicyExtras:
         """See `Engine.extras`."""
         ...
 

@@ -124,12 +124,14 @@ def load_scheduler(name: str, deployment: Path, entry: str) -> Scheduler:
     own = configs[name]
     sharing = sum(config.engine == own.engine for config in configs.values())
     engine = load_paged(own.engine, own.checkpoint, own.engine_options, sharing=sharing)
-    extras = {
-        "tokenizer": load_tokenizer(own.checkpoint),
-        "hidden_size": engine.info.hidden_size,
+    context = PolicyContext(
+        routed.models,
+        str(deployment),
+        tokenizer=load_tokenizer(own.checkpoint),
+        hidden_size=engine.info.hidden_size,
         **engine.extras(name),
-    }
-    policies = PolicyCache(PolicyContext(routed.models, str(deployment), extras))
+    )
+    policies = PolicyCache(context)
     policies.get(routed.policy).prepare(name)
     return Scheduler(name, engine, policies)
 

@@ -45,7 +45,7 @@ class StandardServing:
         source = Repository(deployment)
         config = source.entry(entry)
         self._entry = Entry(config, source)
-        context = PolicyContext(config.models, str(self.deployment), {"tokenizer": self._entry.tokenizer})
+        context = PolicyContext(config.models, str(self.deployment), tokenizer=self._entry.tokenizer)
         self._policies = PolicyCache(context)
         self._folder = tempfile.TemporaryDirectory(prefix="standard-serving-")
         repository = Path(self._folder.name)

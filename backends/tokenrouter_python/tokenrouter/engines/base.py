@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from tokenrouter.messages import Outcome, PolicySpec
 
@@ -33,7 +33,6 @@ class EngineInfo:
         max_batch: most sequences in one step.
         max_num_tokens: most new tokens in one step over all sequences (caps prefill).
         emulated: true if the tokens do not come from a real model; shown in every output.
-        stepped: whether it is an `Engine`; otherwise it is a `LoopEngine`.
     """
 
     name: str
@@ -45,7 +44,6 @@ class EngineInfo:
     max_batch: int
     max_num_tokens: int
     emulated: bool = False
-    stepped: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +72,13 @@ class StepResult:
 
     logits: Tensor
     hidden: Tensor | None
+
+
+class PolicyExtras(TypedDict, total=False):
+    """The fields of `policies.base.PolicyContext` that an engine fills in."""
+
+    input_embedding: Callable[[str], Tensor]
+    device: str
 
 
 class KvEngine(Protocol):
@@ -110,8 +115,8 @@ class KvEngine(Protocol):
         """Gives the lease back. Closing twice is harmless."""
         ...
 
-    def extras(self, model: str) -> dict[str, Any]:
-        """What this engine offers to policies that run beside it, see `policies.base.PolicyContext.extras`.
+    def extras(self, model: str) -> PolicyExtras:
+        """What this engine offers to policies that run beside it.
 
         Args:
             model: the name under which the engine is deployed.

@@ -1,7 +1,8 @@
 """The policy interface: who writes the next token of a request?
 
-A policy is written for one request and executed for a batch. Four methods, called in this order (two more, `prepare`
-and `mask`, are only for policies that load weights or restrict what a model may sample):
+A policy is written for one request and executed for a batch. Four methods make it, called in this order. The others
+have defaults that fit most: `prepare` and `mask` are for policies that load weights or restrict what a model may
+sample, and `InsideEngine` has what only engines that own their loop ask.
 
 1. ``entry(request)``, once at admission in the orchestrator: the model that writes first.
 2. ``receive(row)``, in a subserver when a request arrives there (the first time, and after each hand-off): how long
@@ -40,9 +41,9 @@ Names are used for models, never Booleans, except that ``route`` of a two-model 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, TypeVar, Union
 
 import msgspec
 import numpy.typing as npt
@@ -50,8 +51,10 @@ import numpy.typing as npt
 from tokenrouter.errors import ConfigError, InvalidRequest
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor
 
+T = TypeVar("T")
 Destinations: TypeAlias = Union[Sequence[str], Sequence[bool], "npt.NDArray[Any]", "Tensor"]
 
 
@@ -179,24 +182,52 @@ class Visit:
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """Where a policy runs.
+    """Where a policy runs, and what that place offers.
 
     Attributes:
         models: names of all models of the deployment, in the order of its configuration (small first).
         directory: what relative paths in parameters (checkpoints) are relative to, or None. If given, no path in
             parameters leads out of it, because clients send parameters too.
-        extras: objects that the place of execution offers, by name. In use: ``tokenizer`` (a `tokenizers.Tokenizer`),
-            ``input_embedding`` (callable, model name to its [V, H] input embedding), ``device`` (where that process
-            keeps logits and hidden states, for example ``cuda:0``; default ``cpu``), ``hidden_size`` (H of
-            `RouteBatch.hidden`; 0 if the engine gives none).
+        tokenizer: of the deployment's models.
+        input_embedding: from a model's name to its input embedding [V, H]; ConfigError for a model of another process.
+        device: where that process keeps logits and hidden states, for example ``cuda:0``.
+        hidden_size: H of `RouteBatch.hidden`; 0 if the engine gives none, None if that is not known.
     """
 
     models: tuple[str, ...]
     directory: str | None = None
-    extras: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
+    tokenizer: Tokenizer | None = field(default=None, compare=False)
+    input_embedding: Callable[[str], Tensor] | None = field(default=None, compare=False)
+    device: str = field(default="cpu", compare=False)
+    hidden_size: int | None = field(default=None, compare=False)
 
 
-class Policy:
+class InsideEngine:
+    """Facts about a policy for engines that own their loop: they run it inside their worker or in the model's graph.
+
+    Stepped engines ask for none of this. The defaults fit policies that read logits and keep no state.
+
+    Class attributes:
+        rebuilds_state: `receive` brings a stale state up to date from the tokens committed since, so nothing is lost
+            although changes that `route` and `send` make cannot leave the engine.
+    """
+
+    rebuilds_state: ClassVar[bool] = False
+
+    def decides(self, model: str) -> bool:
+        """Whether requests may leave `model` because `route` says so. Default: if `route` is overridden."""
+        return getattr(type(self), "route", None) is not Policy.route
+
+    def needs_hidden(self, model: str) -> bool:
+        """Whether `route` reads `RouteBatch.hidden` at `model`; not every engine can give it. Default: no."""
+        return False
+
+    def needs_token(self, model: str) -> bool:
+        """Whether `route` at `model`, where it reads hidden states, also reads the token just sampled. Default: no."""
+        return False
+
+
+class Policy(InsideEngine):
     """Base class of all policies; see the module's text for the order of calls.
 
     One instance serves all requests with the same parameters, so per-request data belongs in `Row.state`. Instances
@@ -205,14 +236,11 @@ class Policy:
     Class attributes:
         name: what users write in `policy`.
         two_models: refuse deployments that do not have exactly two models.
-        rebuilds_state: `receive` brings a stale state up to date from the tokens committed since, so nothing is lost
-            where changes that `route` and `send` make cannot travel (engines that own their loop).
         Params: the knobs.
     """
 
     name: ClassVar[str] = ""
     two_models: ClassVar[bool] = False
-    rebuilds_state: ClassVar[bool] = False
     Params: ClassVar[type[PolicyParams]] = PolicyParams
 
     def __init__(self, params: PolicyParams, context: PolicyContext) -> None:
@@ -228,15 +256,15 @@ class Policy:
     def check(self) -> None:
         """Raises `InvalidRequest` or `ConfigError` if the parameters make no sense; called once."""
 
-    def extra(self, name: str) -> Any:
-        """What the place of execution offers under this name, see `PolicyContext.extras`.
+    def needed(self, name: str, found: T | None) -> T:
+        """A field of the context that this policy cannot do without.
 
         Raises:
-            ConfigError: it is not offered here.
+            ConfigError: the place of execution does not offer it.
         """
-        found = self.context.extras.get(name)
         if found is None:
-            offered = ", ".join(sorted(self.context.extras)) or "nothing"
+            fields = ("hidden_size", "input_embedding", "tokenizer")
+            offered = ", ".join(each for each in fields if getattr(self.context, each) is not None) or "nothing"
             raise ConfigError(f"policy {self.name!r} needs {name!r}, which is not offered where it runs ({offered} is)")
         return found
 
@@ -250,18 +278,6 @@ class Policy:
         Raises:
             ConfigError: a file is missing, damaged or made for other models.
         """
-
-    def decides(self, model: str) -> bool:
-        """Whether requests may leave `model` because `route` says so. Default: if `route` is overridden."""
-        return type(self).route is not Policy.route
-
-    def needs_hidden(self, model: str) -> bool:
-        """Whether `route` reads `RouteBatch.hidden` at `model`; not every engine can give it. Default: no."""
-        return False
-
-    def needs_token(self, model: str) -> bool:
-        """Whether `route` at `model`, where it reads hidden states, also reads the token just sampled. Default: no."""
-        return False
 
     def mask(self, model: str, vocab_size: int) -> Sequence[int]:
         """Token ids that `model` must never sample for this policy's requests. Default: none.

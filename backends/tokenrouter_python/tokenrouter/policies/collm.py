@@ -88,7 +88,7 @@ class CoLLM(LearnedOneToken):
             return ()
         columns = vocab_size if self.uses_checkpoint() else self._column(vocab_size)
         known = columns if self.params.vocab_size is None else self.params.vocab_size
-        tokenizer = self.context.extras.get("tokenizer")
+        tokenizer = self.context.tokenizer
         if self.params.vocab_size is None and tokenizer is not None:
             known = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         return range(min(known, columns), vocab_size)

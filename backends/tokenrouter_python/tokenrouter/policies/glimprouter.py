@@ -74,7 +74,7 @@ class GlimpRouter(Policy):
     def prepare(self, model: str) -> None:
         """Checks that the tokenizer is there."""
         if model:
-            self.extra("tokenizer")
+            self.needed("tokenizer", self.context.tokenizer)
 
     def receive(self, row: Row) -> Visit:
         """No limit: where a step ends is known from its text only. Accounts for tokens written elsewhere."""
@@ -165,5 +165,6 @@ class GlimpRouter(Policy):
         """Text of positions [first, position) and `token`; special tokens included, ``</think>`` may be one."""
         begin = row.prompt_tokens
         ids: Sequence[int] = [*row.tokens[begin + first : begin + position], token]
-        text: str = self.extra("tokenizer").decode(ids, skip_special_tokens=False)
+        tokenizer = self.needed("tokenizer", self.context.tokenizer)
+        text: str = tokenizer.decode(ids, skip_special_tokens=False)
         return text

@@ -65,9 +65,9 @@ class LearnedOneToken(OneToken):
     def prepare(self, model: str) -> None:
         """Loads the network at the small model; if the hidden size is known there, it has to fit."""
         if model == self.models[0] and self.uses_checkpoint():
-            network, extras = self.network(str(self.context.extras.get("device", "cpu"))), self.context.extras
-            if "hidden_size" in extras:
-                self._check_hidden(model, extras["hidden_size"], network)
+            network, hidden_size = self.network(self.context.device), self.context.hidden_size
+            if hidden_size is not None:
+                self._check_hidden(model, hidden_size, network)
 
     def uses_checkpoint(self) -> bool:
         """Whether these parameters need the file. Default: always."""

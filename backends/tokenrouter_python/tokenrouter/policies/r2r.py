@@ -70,7 +70,7 @@ class R2R(LearnedOneToken):
         """Loads the network at the small model, and checks its width against the model's input embedding."""
         super().prepare(model)
         if model == self.models[0] and self.uses_checkpoint():
-            self._embedding(self.network(str(self.context.extras.get("device", "cpu"))))
+            self._embedding(self.network(self.context.device))
 
     def needs_token(self, model: str) -> bool:
         """If the network takes its embedding."""
@@ -115,7 +115,7 @@ class R2R(LearnedOneToken):
         """
         if "token" not in network.sizes or network.embedding is not None:
             return network.embedding
-        table = self.extra("input_embedding")(self.models[0])
+        table = self.needed("input_embedding", self.context.input_embedding)(self.models[0])
         if table.shape[-1] != network.sizes["token"]:
             raise ConfigError(
                 f"{network.origin}: expects a token embedding of width {network.sizes['token']} "

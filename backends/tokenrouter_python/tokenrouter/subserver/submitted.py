@@ -17,6 +17,7 @@ from tokenrouter.batcher import Batch, Batching, WaitUntil
 from tokenrouter.engines.base import LoopEngine, VisitNews
 from tokenrouter.errors import EngineFailed
 from tokenrouter.messages import Outcome, ReportRow
+from tokenrouter.statistics import CacheStatistics
 from tokenrouter.subserver.runner import Rows, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
 
@@ -54,6 +55,7 @@ class SubmittingRunner(Runner[LoopEngine]):
 
     def __init__(self, engine: LoopEngine, batching: Batching, *, clock_ns: Callable[[], int]) -> None:
         super().__init__(engine, batching, clock_ns=clock_ns)
+        self.statistics.cache = self._cache = CacheStatistics()
         self._running: dict[int, _Running] = {}
         self._tickets: dict[ModelSequence, int] = {}
         self._next_ticket = 1
@@ -116,7 +118,7 @@ class SubmittingRunner(Runner[LoopEngine]):
         """The row of one piece of news; None if it is of a visit that is over."""
         running = self._running.get(news.ticket)
         if running is None:
-            self.statistics.surplus_tokens += len(news.tokens)
+            self._cache.surplus_tokens += len(news.tokens)
             return None
         if news.outcome == Outcome.FAILED:
             return self._failed(news.ticket, news.error or EngineFailed("the engine gave no reason"))
@@ -136,7 +138,7 @@ class SubmittingRunner(Runner[LoopEngine]):
 
     def _account(self, running: _Running, news: VisitNews) -> None:
         """Counts tokens run through the model, and what the cache had lost."""
-        numbers = self.statistics
+        numbers, cache = self.statistics, self._cache
         # A hand-off takes a pass of its own, over the token before it.
         numbers.new_tokens += len(news.tokens) + (news.outcome == Outcome.LEAVE)
         if running.seen or news.cached_tokens is None:
@@ -146,12 +148,12 @@ class SubmittingRunner(Runner[LoopEngine]):
         extended = running.length - news.cached_tokens - 1
         numbers.new_tokens += extended
         numbers.extended_tokens += extended
-        numbers.cached_tokens += news.cached_tokens
+        cache.cached_tokens += news.cached_tokens
         missing = running.held - news.cached_tokens
         if missing > 0:
-            numbers.recomputed_tokens += missing
+            cache.recomputed_tokens += missing
             # Less than a block may be the cache's way of sharing blocks.
-            numbers.lost_prefixes += missing >= self.engine.info.block_tokens
+            cache.lost_prefixes += missing >= self.engine.info.block_tokens
 
     def _failed(self, ticket: int, exc: Exception) -> tuple[ModelSequence, ReportRow]:
         sequence = self._over(ticket)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb_utils
 
 from tokenrouter.orchestrator.machine import Orchestrator
-from tokenrouter.statistics import Histogram, StepTimes, SubserverStatistics
+from tokenrouter.statistics import CacheStatistics, Histogram, StepTimes, SubserverStatistics
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver
@@ -96,13 +96,13 @@ class SubserverMetrics:
         series.histogram("tokenrouter_ready_wait_seconds", "Wait from ready to step", numbers.ready_wait)
         series.histogram("tokenrouter_step_seconds", "Time of a step", numbers.step_time)
         series.histogram("tokenrouter_handoff_seconds", "Time from leaving one model to ready here", numbers.handoff)
-        if not engine.info.stepped:
-            self._cache(numbers)
+        if numbers.cache is not None:
+            self._cache(numbers.cache)
         self._routes(numbers)
         self._step_times(numbers.step_times)
         series.gauge(*_TAKEN, taken_s)
 
-    def _cache(self, numbers: SubserverStatistics) -> None:
+    def _cache(self, numbers: CacheStatistics) -> None:
         """What the cache of an engine that owns its loop kept, and what came of visits that were over."""
         for name, description, value in (
             ("cached_tokens", "Tokens of submissions found in the KV cache", numbers.cached_tokens),

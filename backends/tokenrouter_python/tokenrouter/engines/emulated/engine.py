@@ -21,7 +21,7 @@ import torch
 
 from tokenrouter.checkpoint import end_ids, vocabulary_size
 from tokenrouter.config import TOKENS_PER_BLOCK
-from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult, blocks_needed
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
 from tokenrouter.engines.emulated.signals import UNSURE_LOGIT, SignalsConfig, prompt_key, sure_logit, unsure
 from tokenrouter.errors import ConfigError, EngineFailed
 
@@ -236,7 +236,7 @@ class EmulatedEngine:
         if sequence is not None:
             self._leased -= sequence.blocks
 
-    def extras(self, model: str) -> dict[str, Any]:
+    def extras(self, model: str) -> PolicyExtras:
         """Nothing: there are no weights."""
         return {}
 

@@ -112,7 +112,6 @@ class TensorRtLlmConfig:
             kv_blocks=int(arguments["kv_cache_config"]["max_tokens"]) // block_tokens,
             max_batch=int(arguments["max_batch_size"]),
             max_num_tokens=int(arguments["max_num_tokens"]),
-            stepped=False,
         )
         return cls(arguments, frozenset(given), own, info)
 

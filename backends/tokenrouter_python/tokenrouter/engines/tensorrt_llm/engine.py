@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenrouter.engines.base import LoopEngine, Placement, VisitNews
+from tokenrouter.engines.base import LoopEngine, Placement, PolicyExtras, VisitNews
 from tokenrouter.engines.tensorrt_llm.background import BackgroundEngine
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 from tokenrouter.engines.tensorrt_llm.graph_router import admit, input_embedding, router_of
@@ -99,7 +99,7 @@ class TensorRtLlmEngine(BackgroundEngine):
             self.end()
             raise
 
-    def extras(self, model: str) -> dict[str, Any]:
+    def extras(self, model: str) -> PolicyExtras:
         """The input embedding [V, H], read from the checkpoint, on the CPU."""
         return {"input_embedding": partial(input_embedding, model, self._checkpoint)}
 

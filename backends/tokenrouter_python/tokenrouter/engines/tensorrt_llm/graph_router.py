@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenrouter.checkpoint import read_embedding
-from tokenrouter.engines.base import EngineInfo, Placement
+from tokenrouter.engines.base import EngineInfo, Placement, PolicyExtras
 from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import calls, load_policy
@@ -71,8 +71,8 @@ class GraphRouter:
         self._settings = settings
         self._embedding = embedding
         self._device = device
-        extras = {"input_embedding": self._table, "device": device}
-        self._policy = load_policy(settings.policy, PolicyContext(settings.models, settings.directory, extras))
+        context = PolicyContext(settings.models, settings.directory, input_embedding=self._table, device=device)
+        self._policy = load_policy(settings.policy, context)
         self._policy.prepare(settings.model)
         banned = [token for token in settings.banned if token < settings.vocab_size]
         self._banned = torch.tensor(banned, dtype=torch.long, device=device)
@@ -129,7 +129,7 @@ def probe(settings: RouterSettings, *, width: int, hidden_size: int) -> None:
 
 
 def router_of(
-    placement: Placement, info: EngineInfo, extras: dict[str, Any], checkpoint: Path, handoff_ids: Sequence[int]
+    placement: Placement, info: EngineInfo, extras: PolicyExtras, checkpoint: Path, handoff_ids: Sequence[int]
 ) -> InsideRouter | None:
     """The router that a deployment's policy needs inside this model, or None; it is tried out on the CPU.
 
@@ -139,7 +139,7 @@ def router_of(
     found: dict[Any, InsideRouter] = {}
     model = placement.model
     for models, spec in placement.policies:
-        context = PolicyContext(models, placement.repository, {"hidden_size": info.hidden_size, **extras})
+        context = PolicyContext(models, placement.repository, hidden_size=info.hidden_size, **extras)
         policy = load_policy(spec, context)
         if model not in policy.visited() or not policy.needs_hidden(model):
             continue

@@ -216,8 +216,9 @@ def _policy(task: Task, device: str) -> Policy:
     """The policy, shared by all visits of this worker."""
     key = (task.models, task.directory, task.checkpoint, device)
     if key not in _policies:
-        extras = {"tokenizer": load_tokenizer(Path(task.checkpoint)), "device": device}
-        _policies[key] = PolicyCache(PolicyContext(task.models, task.directory, extras))
+        tokenizer = load_tokenizer(Path(task.checkpoint))
+        context = PolicyContext(task.models, task.directory, tokenizer=tokenizer, device=device)
+        _policies[key] = PolicyCache(context)
     return _policies[key].get(task.policy)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokenrouter.engines.base import EngineInfo, EngineRow, StepResult, blocks_needed
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
 from tokenrouter.engines.torch import attention, fusion, loading
 from tokenrouter.engines.torch.attention import AttentionState
 from tokenrouter.engines.torch.batch import Costs, PackedStep, Packer
@@ -203,7 +203,7 @@ class TorchEngine:
         handle.row = -1
         handle.lease.release()
 
-    def extras(self, model: str) -> dict[str, Any]:
+    def extras(self, model: str) -> PolicyExtras:
         """The input embedding [V, H] of this model, and the device of logits and hidden states."""
         embedding: nn.Embedding = self._model.get_input_embeddings()  # type: ignore[operator]
         weight = embedding.weight.detach()
