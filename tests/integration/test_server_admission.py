@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from tests.support.grpc_calls import GrpcStream, grpc_error
+from tests.support.grpc_calls import GrpcStream, grpc_error, grpc_stream
 from tests.support.http_calls import RESPONSE_ERROR, answer, generate, refusal
 from tests.support.servers import LARGE_POOL, QUEUE_LIMIT_S
 from tests.support.waiting import until
@@ -18,35 +18,39 @@ from tools.tritonserver.server import TritonServer
 pytestmark = pytest.mark.integration
 
 PROMPT = "abcdefgh" * 200
-SLACK_S = 0.2
+FOREVER = 100_000
+SHORT = {"text_input": "abc", "max_tokens": 4, "policy": "single"}
 
 
-def in_flight(server: TritonServer, model: str) -> float:
-    return scrape(server.metrics_url).value("tokenrouter_in_flight", model=model)
+def gauge(server: TritonServer, name: str, model: str) -> float:
+    return scrape(server.metrics_url).value(f"tokenrouter_{name}", model=model)
 
 
 class LongRequest:
-    """A request that runs for about 1.6 s (steps of 1 ms); a context manager that waits until it runs."""
+    """A request that runs until it is cancelled, in steps of 1 ms; a context manager that waits until it runs."""
 
     def __init__(self, server: TritonServer, model: str) -> None:
         self._server, self._model = server, model
         self.stream = GrpcStream(server)
 
     def __enter__(self) -> GrpcStream:
-        fields = {"text_input": PROMPT, "max_tokens": 1600, "stream": True, "policy": "single", "end_id": -1}
+        fields = {"text_input": PROMPT, "max_tokens": FOREVER, "stream": True, "policy": "single", "end_id": -1}
         self.stream.send(fields, model=self._model, request_id="long")
         until(lambda: self.stream.of("long"), what="the long request runs")
         return self.stream
 
     def __exit__(self, *exc: object) -> None:
+        assert not self.stream.over("long")
         self.stream.__exit__(None, *exc)
-        until(lambda: not in_flight(self._server, self._model), what="nothing runs")
 
 
 def test_an_overloaded_server_refuses_what_the_queue_does_not_hold_and_serves_the_rest(shared: TritonServer) -> None:
-    body = {"text_input": "abc", "max_tokens": 4, "policy": "single", "exclude_input_in_output": True}
-    with LongRequest(shared, "narrow"), ThreadPoolExecutor(40) as pool:
-        answers = list(pool.map(lambda _: generate(shared, body, model="narrow"), range(40)))
+    body = {**SHORT, "exclude_input_in_output": True}
+    with ThreadPoolExecutor(40) as pool:
+        with LongRequest(shared, "narrow"):
+            calls = [pool.submit(generate, shared, body, model="narrow") for _ in range(40)]
+            until(lambda: sum(call.done() for call in calls) == 36, what="all but four are refused")
+        answers = [call.result() for call in calls]
     statuses = [status for status, _ in answers]
     assert statuses.count(200) == 4
     assert statuses.count(RESPONSE_ERROR) == 36
@@ -55,60 +59,65 @@ def test_an_overloaded_server_refuses_what_the_queue_does_not_hold_and_serves_th
 
 
 def test_overload_over_grpc_is_unavailable(shared: TritonServer) -> None:
-    fields = {"text_input": "abc", "max_tokens": 4, "policy": "single"}
     with LongRequest(shared, "narrow"), GrpcStream(shared) as call:
         for i in range(4):
-            call.send(fields, model="narrow", request_id=str(i))
-        until(lambda: scrape(shared.metrics_url).value("tokenrouter_queued", model="narrow") == 4, what="four wait")
-        status, details = grpc_error(shared, fields, model="narrow")
+            call.send(SHORT, model="narrow", request_id=str(i))
+        until(lambda: gauge(shared, "queued", "narrow") == 4, what="four wait")
+        status, details = grpc_error(shared, SHORT, model="narrow")
         assert status is grpc.StatusCode.UNAVAILABLE
         assert "Exceeds maximum queue size" in details
 
 
 def test_a_waiting_request_is_refused_at_its_time_limit(shared: TritonServer) -> None:
+    """Not before, and while the one that it waits for still runs."""
+
     def timed(_: int) -> tuple[float, str]:
         started = time.monotonic()
-        _, error = refusal(shared, "reject", text_input="abc", max_tokens=4, policy="single")
+        _, error = refusal(shared, "reject", **SHORT)
         return time.monotonic() - started, error
 
     with LongRequest(shared, "reject"), ThreadPoolExecutor(3) as pool:
         for waited, error in pool.map(timed, range(3)):
             assert "Request timeout expired" in error
-            assert QUEUE_LIMIT_S <= waited <= QUEUE_LIMIT_S + SLACK_S
+            assert waited >= QUEUE_LIMIT_S
 
 
 def test_the_running_request_is_not_touched_by_the_queues_limit(shared: TritonServer) -> None:
-    with LongRequest(shared, "reject") as stream:
-        assert stream.wait("long")[-2].finish_reason == "length"
+    steps = round(1.5e3 * QUEUE_LIMIT_S)
+    fields = {"text_input": PROMPT, "max_tokens": steps, "stream": True, "policy": "single", "end_id": -1}
+    messages = grpc_stream(shared, fields, model="reject")
+    assert messages[-2].finish_reason == "length"
+    assert messages[-2].at - messages[0].at > QUEUE_LIMIT_S
 
 
 def test_delayed_requests_are_served_after_all_others(shared: TritonServer) -> None:
-    with LongRequest(shared, "delay"), ThreadPoolExecutor(2) as pool:
-        late = [pool.submit(answer, shared, "delay", text_input="abc", max_tokens=4, policy="single") for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        with LongRequest(shared, "delay") as long:
+            late = [pool.submit(answer, shared, "delay", **SHORT) for _ in range(2)]
+            until(lambda: gauge(shared, "queued", "delay") == 2, what="two wait")
+            since = time.monotonic()
+            until(lambda: time.monotonic() > since + 1.5 * QUEUE_LIMIT_S, what="the queue's limit is over")
+            assert not any(future.done() for future in late)
+            assert not long.over("long")
         assert all(future.result()["text_output"] == "abcabc" for future in late)
 
 
 @pytest.mark.parametrize("model", ["tokenrouter", "narrow"])
 def test_a_requests_own_limit_covers_waiting_and_running(shared: TritonServer, model: str) -> None:
-    fields = {"text_input": PROMPT, "max_tokens": 1600, "stream": True, "policy": "single", "end_id": -1}
-    with GrpcStream(shared) as call:
-        call.send(fields, model=model, request_id="limited", timeout_us=400_000)
-        started = time.monotonic()
-        messages = call.wait("limited")
-        assert time.monotonic() - started <= 0.4 + 2 * SLACK_S
+    fields = {"text_input": PROMPT, "max_tokens": FOREVER, "stream": True, "policy": "single", "end_id": -1}
+    messages = grpc_stream(shared, fields, model=model, timeout_us=800_000)
     last = [message for message in messages if message.tensors][-1]
     assert last.finish_reason == "timeout"
-    assert sum(len(message.ids) for message in messages) > 20
+    assert 20 < sum(len(message.ids) for message in messages) < FOREVER
 
 
 def test_a_requests_own_limit_in_the_queue(shared: TritonServer) -> None:
     with LongRequest(shared, "narrow"):
         started = time.monotonic()
-        fields = {"text_input": "abc", "max_tokens": 4, "policy": "single"}
-        status, details = grpc_error(shared, fields, model="narrow", timeout_us=300_000)
+        status, details = grpc_error(shared, SHORT, model="narrow", timeout_us=300_000)
         assert status is grpc.StatusCode.UNAVAILABLE
         assert "Request timeout expired" in details
-        assert 0.3 <= time.monotonic() - started <= 0.3 + 2 * SLACK_S
+        assert time.monotonic() - started >= 0.3
 
 
 def test_a_limit_that_the_deployment_does_not_allow_is_refused(shared: TritonServer) -> None:
@@ -126,9 +135,9 @@ def test_a_request_that_can_never_fit_is_refused_at_once_with_model_and_limit(sh
 
 
 def test_a_burst_starts_at_once(shared: TritonServer) -> None:
+    """Nobody waits for another's end."""
     with GrpcStream(shared) as call:
-        started = time.monotonic()
         for i in range(32):
-            call.send({"text_input": "abc", "max_tokens": 4, "stream": True}, request_id=str(i))
-        firsts = [call.wait(str(i))[0].at - started for i in range(32)]
-    assert max(firsts) < 0.4
+            call.send({"text_input": PROMPT, "max_tokens": len(PROMPT), "stream": True}, request_id=str(i))
+        until(lambda: {message.request_id for message in call.messages} == {*map(str, range(32))}, what="32 streams")
+        assert not any(message.final for message in call.messages)
