@@ -11,8 +11,7 @@ import pytest
 from tests.support.grpc_calls import GrpcStream, grpc_error, grpc_stream
 from tests.support.http_calls import RESPONSE_ERROR, answer, generate, refusal
 from tests.support.servers import LARGE_POOL, QUEUE_LIMIT_S
-from tests.support.waiting import until
-from tools.metrics import scrape
+from tests.support.waiting import metric, until
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -20,10 +19,6 @@ pytestmark = pytest.mark.integration
 PROMPT = "abcdefgh" * 200
 FOREVER = 100_000
 SHORT = {"text_input": "abc", "max_tokens": 4, "policy": "single"}
-
-
-def gauge(server: TritonServer, name: str, model: str) -> float:
-    return scrape(server.metrics_url).value(f"tokenrouter_{name}", model=model)
 
 
 class LongRequest:
@@ -62,7 +57,7 @@ def test_overload_over_grpc_is_unavailable(shared: TritonServer) -> None:
     with LongRequest(shared, "narrow"), GrpcStream(shared) as call:
         for i in range(4):
             call.send(SHORT, model="narrow", request_id=str(i))
-        until(lambda: gauge(shared, "queued", "narrow") == 4, what="four wait")
+        until(lambda: metric(shared, "queued", model="narrow") == 4, what="four wait")
         status, details = grpc_error(shared, SHORT, model="narrow")
         assert status is grpc.StatusCode.UNAVAILABLE
         assert "Exceeds maximum queue size" in details
@@ -94,7 +89,7 @@ def test_delayed_requests_are_served_after_all_others(shared: TritonServer) -> N
     with ThreadPoolExecutor(2) as pool:
         with LongRequest(shared, "delay") as long:
             late = [pool.submit(answer, shared, "delay", **SHORT) for _ in range(2)]
-            until(lambda: gauge(shared, "queued", "delay") == 2, what="two wait")
+            until(lambda: metric(shared, "queued", model="delay") == 2, what="two wait")
             since = time.monotonic()
             until(lambda: time.monotonic() > since + 1.5 * QUEUE_LIMIT_S, what="the queue's limit is over")
             assert not any(future.done() for future in late)

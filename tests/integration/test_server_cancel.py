@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.grpc_calls import GrpcStream
 from tests.support.http_calls import HttpStream, answer
-from tests.support.waiting import until
-from tools.metrics import busy, scrape
+from tests.support.waiting import metric, until
+from tools.metrics import busy
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -29,7 +29,7 @@ BODY = {"text_input": "abcdefgh" * 100, "max_tokens": TOKENS, "stream": True, "e
 
 def held(server: TritonServer) -> dict[str, float]:
     """Gauges of what is served, queued or held, where that is not 0."""
-    return busy(scrape(server.metrics_url))
+    return busy(server.metrics_url)
 
 
 def wait_until_seen(server: TritonServer) -> None:
@@ -68,7 +68,7 @@ def test_a_cancelled_grpc_stream_frees_everything(shared: TritonServer, state: s
 
 def test_a_queued_request_that_is_cancelled_leaves_the_queue(shared: TritonServer) -> None:
     def queued() -> float:
-        return scrape(shared.metrics_url).value("tokenrouter_queued", model="narrow")
+        return metric(shared, "queued", model="narrow")
 
     with GrpcStream(shared) as running, GrpcStream(shared) as waiting:
         running.send(body("resident on small"), model="narrow", request_id="running")
@@ -100,7 +100,7 @@ def test_a_killed_client_process_frees_everything(shared: TritonServer) -> None:
 
 def test_many_streams_closed_at_random_leave_nothing_and_change_nothing(shared: TritonServer) -> None:
     def cancelled() -> float:
-        return scrape(shared.metrics_url).value("tokenrouter_failed", reason="cancelled")
+        return metric(shared, "failed", reason="cancelled")
 
     rng = random.Random(7)
     before = answer(shared, text_input="abcdefgh", max_tokens=8, seed=1, temperature=1.0, exclude_input_in_output=True)

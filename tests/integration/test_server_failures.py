@@ -11,8 +11,7 @@ from tests.support.faults import POISON
 from tests.support.grpc_calls import GrpcStream, grpc_error
 from tests.support.http_calls import RESPONSE_ERROR, answer, refusal, stream
 from tests.support.servers import BREAKS_ENGINE, RAISES
-from tests.support.waiting import until, wait_idle
-from tools.metrics import scrape
+from tests.support.waiting import metric, until, wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -72,7 +71,7 @@ def test_neighbours_of_a_failing_policy(shared: TritonServer) -> None:
     """A policy's fault is its own requests' alone, although they share every step with the others."""
 
     def counted() -> float:
-        return scrape(shared.metrics_url).value("tokenrouter_failed", model="tokenrouter", reason="policy_failed")
+        return metric(shared, "failed", model="tokenrouter", reason="policy_failed")
 
     before = counted()
     with GrpcStream(shared) as call:

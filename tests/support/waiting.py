@@ -32,6 +32,12 @@ def until(condition: Callable[[], T], *, within_s: float = PATIENCE_S, what: str
         time.sleep(_POLL_S)
 
 
+def metric(server: TritonServer, name: str, **labels: str) -> float:
+    """The sum over all samples `tokenrouter_{name}` with these labels."""
+    name = f"tokenrouter_{name}"
+    return scrape(server.metrics_url, name).value(name, **labels)
+
+
 def wait_idle(server: TritonServer) -> None:
     """Waits until no model holds or runs anything.
 
@@ -42,7 +48,7 @@ def wait_idle(server: TritonServer) -> None:
 
     def settled() -> bool:
         nonlocal idle_since
-        if busy(scrape(server.metrics_url)):
+        if busy(server.metrics_url):
             idle_since = time.monotonic()
         return time.monotonic() - idle_since > _SETTLED_S
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from perf.load.soak.clients import Clients, Workload
 from perf.load.soak.memory import Growth, Sample, Sampler, growth
-from tools.metrics import busy, scrape
+from tools.metrics import busy
 from tools.tritonserver.server import TritonServer
 
 _IDLE_S = 20.0
@@ -139,7 +139,7 @@ def _held(server: TritonServer) -> dict[str, float]:
     began_s = idle_since_s = time.monotonic()
     held: dict[str, float] = {}
     while (now_s := time.monotonic()) < began_s + _IDLE_S and now_s - idle_since_s < _SETTLED_S:
-        if held := busy(scrape(server.metrics_url)):
+        if held := busy(server.metrics_url):
             idle_since_s = now_s
         time.sleep(0.1)
     return held
