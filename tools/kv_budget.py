@@ -8,23 +8,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tokenrouter.errors import ConfigError
 from tools.build_repository.arguments import with_arguments
 from tools.build_repository.kv_budget import deployment_budget, tables
 from tools.build_repository.spec import load_spec
+from tools.errors import reported
 
 
+@reported()
 def main(
     config: Annotated[Path, typer.Option(help="The deployment's YAML file.")],
     checkpoints: Annotated[Path | None, typer.Option(help="Folder of the checkpoints.")] = None,
 ) -> None:
     """Prints the KV budget of a deployment; all sizes are per GPU."""
     console = Console()
-    try:
-        budget = deployment_budget(with_arguments(load_spec(config, checkpoints)))
-    except ConfigError as exc:
-        Console(stderr=True).print(f"error: {exc}", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from exc
+    budget = deployment_budget(with_arguments(load_spec(config, checkpoints)))
     if budget is None:
         console.print("no model names its GPUs, so there is nothing to share")
         return

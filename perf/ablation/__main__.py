@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 
@@ -34,9 +34,8 @@ from perf.compare.summary import Summary, summarise
 from perf.compare.thresholds import Tuning
 from perf.compare.workloads import load_reference
 from tokenrouter.errors import RouterError
-from tokenrouter.repository import Repository
+from tools.build_repository.build import built_deployment, write_repository
 from tools.dtmc.errors import DtmcError
-from tools.dtmc.pbtxt import set_parameter
 from tools.progress import LateProgress
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer
@@ -57,13 +56,11 @@ WRAPPED: dict[str, tuple[str, int]] = {
 
 def wrap(repository: Path, policy: str, *, address: Path, width: int) -> tuple[str, dict[str, Any]]:
     """Puts a policy of `baselines.ablation` around the deployment's; returns name and parameters of that one."""
-    path = repository / "tokenrouter" / "config.pbtxt"
-    inner = Repository(repository).entry("tokenrouter").policy
-    params = msgspec.json.decode(inner.params, type=dict[str, Any])
-    outer = {"policy": inner.name, "params": params, "address": str(address), "width": width}
-    text = set_parameter(path.read_text("utf-8"), "policy", policy)
-    path.write_text(set_parameter(text, "policy_params", msgspec.json.encode(outer).decode()), "utf-8")
-    return inner.name, params
+    deployment = built_deployment(repository)
+    inner = deployment.entry
+    outer = {"policy": inner.policy, "params": inner.policy_params, "address": str(address), "width": width}
+    write_repository(replace(deployment, entry=replace(inner, policy=policy, policy_params=outer)), repository)
+    return inner.policy, inner.policy_params
 
 
 def wrapped(setting: Setting, tuning: Tuning, cells: list[Cell], name: str) -> Iterator[tuple[Cell, Summary]]:

@@ -17,7 +17,7 @@ from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.errors import ConfigError
 from tools.build_repository.build import write_repository
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec, load_spec
-from tools.dtmc.apply import max_queue_delay_microseconds
+from tools.build_repository.thresholds import max_queue_delay_microseconds
 from tools.dtmc.profile import Profile, load_profile
 from tools.load import in_turn, read_prompts, run_stages, stages
 from tools.profile.__main__ import look, profile_text

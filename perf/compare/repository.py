@@ -9,7 +9,7 @@ from typing import Any
 from perf.compare.workloads import Routing
 from perf.emulated.repository import byte_tokenizer, write_emulated_repository
 from perf.emulated.signals import HIDDEN_SIZE, signal_options, write_router
-from tools.dtmc.apply import max_queue_delay_microseconds
+from tools.build_repository.thresholds import max_queue_delay_microseconds
 from tools.dtmc.profile import Profile
 
 LARGEST_BATCH = 64

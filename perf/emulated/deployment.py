@@ -12,7 +12,7 @@ from typing import Any
 from perf.emulated.repository import write_emulated_repository
 from perf.emulated.routing import policy_params, signals
 from perf.emulated.signals import write_router
-from tools.dtmc.apply import max_queue_delay_microseconds
+from tools.build_repository.thresholds import max_queue_delay_microseconds
 from tools.dtmc.profile import Profile
 from tools.tritonserver.server import TritonServer
 

@@ -382,7 +382,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path: Path, 
     with pytest.raises(ConfigError, match=says):
         checked(load_spec(path), tmp_path / "out")
     result = run("--config", path, "--output", tmp_path / "out")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert not (tmp_path / "out").exists()
 
 

@@ -11,6 +11,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from tests.support.repositories import emulated_spec
+from tools.build_repository.build import write_repository
 from tools.dtmc.cli import app
 
 PROFILE = str(Path(__file__).parents[2] / "configs" / "profiles" / "r2r_qwen3_0.6b_32b.yaml")
@@ -64,17 +66,17 @@ def test_sweep_adds_the_simulator_s_throughput_when_asked(tmp_path: Path) -> Non
 
 
 def test_apply_checks_writes_and_then_is_up_to_date(tmp_path: Path) -> None:
-    for name in ("small", "large"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.pbtxt").write_text("max_batch_size: 8\n")
+    write_repository(emulated_spec(), tmp_path)
+    text = (tmp_path / "large" / "config.pbtxt").read_text()
     options = ["--repository", str(tmp_path), "--inflight", "4"]
     before = run("apply", *options, "--check")
     assert before.exit_code == 1
     assert "+  preferred_batch_size: [ 3 ]" in before.stdout
-    assert (tmp_path / "large" / "config.pbtxt").read_text() == "max_batch_size: 8\n"
+    assert (tmp_path / "large" / "config.pbtxt").read_text() == text
     value = read_json(run("apply", *options, "--json"))
     assert value["fields"]["large"]["by_in_flight"] == {"1": 1, "2": 2, "3": 2, "4": 3}
     assert value["models"]["large"]["changed"]
+    assert value["deployment"]["changed"]
     assert run("apply", *options, "--check").exit_code == 0
 
 
@@ -90,7 +92,7 @@ def test_apply_checks_writes_and_then_is_up_to_date(tmp_path: Path) -> None:
         ("search", ["--inflight", "4", "--max-mean-tpot-ms", "19"], "lower --inflight"),
         ("sweep", ["--inflight", "2", "--plot", "/nowhere/a.png"], "--plot /nowhere/a.png"),
         ("sweep", ["--inflight", "2", "--plot", "a.what"], "--plot a.what"),
-        ("apply", ["--inflight", "2", "--repository", "/nowhere"], "/nowhere: no config.pbtxt of small, large"),
+        ("apply", ["--inflight", "2", "--repository", "/nowhere"], "/nowhere/built_deployment.yaml is missing"),
     ],
 )
 def test_errors_name_the_remedy_and_exit_with_2(command: str, options: list[str], message: str) -> None:

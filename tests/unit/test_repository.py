@@ -8,7 +8,7 @@ import pytest
 from tests.support.repositories import emulated_spec
 from tokenrouter.errors import ConfigError
 from tokenrouter.repository import Repository
-from tools.build_repository.build import repository_files, write_repository
+from tools.build_repository.build import BUILT, repository_files, write_repository
 from tools.build_repository.spec import load_spec
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def test_the_committed_repository_is_what_the_demo_configuration_gives() -> None
     committed = {
         str(path.relative_to(ROOT / "model_repository"))
         for path in (ROOT / "model_repository").rglob("*")
-        if path.name in ("config.pbtxt", "model.yaml", ".gitkeep")
+        if path.name in (BUILT, "config.pbtxt", "model.yaml", ".gitkeep")
     }
     assert committed == set(files)
 

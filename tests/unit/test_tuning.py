@@ -8,8 +8,8 @@ import pytest
 
 from perf.emulated.repository import write_emulated_repository
 from tokenrouter.errors import ConfigError
-from tools.dtmc.apply import QueueFields, plan_edits, write_edits
-from tools.dtmc.errors import RepositoryError
+from tools.build_repository.spec import BatchingSpec
+from tools.build_repository.tuning import plan_edits, write_edits
 from tools.dtmc.profile import parse_profile
 from tools.metrics import TAKEN, Scrape
 from tools.tune.__main__ import Row, table_of
@@ -40,10 +40,10 @@ def test_the_entry_and_its_models_are_found(repository: Path) -> None:
 
 
 def test_applied_thresholds_are_read_back(repository: Path) -> None:
-    fields = {"large": QueueFields({1: 1, 2: 2, 8: 5}, 70_000)}
-    write_edits(plan_edits(repository, fields))
-    found = read_thresholds(repository)
-    assert [found.at(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
+    found = {"large": BatchingSpec(5, 70_000, {1: 1, 2: 2, 8: 5})}
+    write_edits(plan_edits(repository, found).values())
+    read = read_thresholds(repository)
+    assert [read.at(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_wrong_entry_is_named(repository: Path, entry: str, message: str) -> N
 def test_a_repository_without_entry_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="entry models: none; name one with --entry"):
         read_thresholds(tmp_path)
-    with pytest.raises(RepositoryError, match="no such folder"), working_copy(tmp_path / "gone", in_place=False):
+    with pytest.raises(ConfigError, match="no such folder"), working_copy(tmp_path / "gone", in_place=False):
         pass
 
 

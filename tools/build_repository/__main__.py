@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,12 +11,15 @@ from rich.console import Console
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
 from tools.build_repository.arguments import with_arguments
-from tools.build_repository.build import repository_files, tree, write_repository
+from tools.build_repository.build import BUILT, built_deployment, repository_files, tree, write_repository
 from tools.build_repository.check import checked
 from tools.build_repository.kv_budget import deployment_budget, tables
 from tools.build_repository.spec import DeploymentSpec, load_spec
+from tools.build_repository.tuning import kept, undone
+from tools.errors import reported
 
 
+@reported()
 def build(
     config: Annotated[Path, typer.Option(help="The deployment's YAML file.")],
     output: Annotated[Path, typer.Option(help="Folder of the model repository.")],
@@ -25,15 +27,22 @@ def build(
         Path | None,
         typer.Option(help="Folder of checkpoints and routers; overrides TOKENROUTER_CHECKPOINTS and the file's own."),
     ] = None,
+    keep_tuning: Annotated[
+        bool | None,
+        typer.Option(
+            "--keep-tuning/--drop-tuning",
+            help="Whether thresholds that were tuned in the output folder stay. Without it, they are not undone.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files instead of writing them.")] = False,
 ) -> None:
     """Builds a model repository. Nothing is written before everything is checked."""
-    try:
-        spec = load_spec(config, checkpoints)
-        finished = checked(spec, output)
-        budget = deployment_budget(with_arguments(spec))
-    except ConfigError as exc:
-        sys.exit(f"error: {exc}")
+    spec = load_spec(config, checkpoints)
+    finished = checked(spec, output)
+    if (output / BUILT).is_file():
+        finished = _tuned(built_deployment(output), finished, output, keep_tuning)
+    budget = deployment_budget(with_arguments(spec))
     if dry_run:
         print(f"{output}/\n{tree(finished)}\n")
         for relative, text in repository_files(finished).items():
@@ -46,6 +55,17 @@ def build(
     if budget is not None:
         for table in tables(budget):
             Console().print(table)
+
+
+def _tuned(old: DeploymentSpec, new: DeploymentSpec, output: Path, keep: bool | None) -> DeploymentSpec:
+    """The new deployment, with or without what was tuned since the old one was built."""
+    names = undone(old, new)
+    if names and keep is None:
+        raise ConfigError(
+            f"{output / BUILT}: the thresholds of {', '.join(names)} were tuned there, and building would undo that; "
+            "--keep-tuning keeps them, --drop-tuning takes those of the YAML file"
+        )
+    return kept(old, new) if keep else new
 
 
 def _remind(spec: DeploymentSpec, output: Path) -> None:

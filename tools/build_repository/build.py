@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
-from tools.build_repository.pbtxt import ensemble_pbtxt, entry_pbtxt, model_yaml, subserver_pbtxt
+from tools.build_repository.pbtxt import built_yaml, ensemble_pbtxt, entry_pbtxt, model_yaml, subserver_pbtxt
 from tools.build_repository.routers import place_routers, router_path
-from tools.build_repository.spec import DeploymentSpec
+from tools.build_repository.spec import DeploymentSpec, load_spec
+
+BUILT = "built_deployment.yaml"
+
+
+def built_deployment(repository: Path) -> DeploymentSpec:
+    """What a repository was built from, completed, with the thresholds that were tuned since.
+
+    Raises:
+        ConfigError: the repository is none of the builder's.
+    """
+    path = repository / BUILT
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is missing, so python -m tools.build_repository did not write this repository; describe it in a "
+            "YAML file as in configs/, and build it"
+        )
+    try:
+        return load_spec(path)
+    except ConfigError as exc:
+        raise ConfigError(f"{exc}; remove the file and build the repository again") from exc
+
+
+def name_problems(spec: DeploymentSpec) -> Iterator[str]:
+    """No models, or two of one name."""
+    names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
+    if len(set(names)) != len(names):
+        yield f"model names must differ: {', '.join(names)}"
+    if not spec.models:
+        yield "models is empty; name at least one"
+    for name, model in spec.models.items():
+        if unknown := [other for other in model.load_after if other not in spec.models or other == name]:
+            yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(spec.models)}"
 
 
 def repository_files(spec: DeploymentSpec) -> dict[str, str]:
@@ -20,21 +53,19 @@ def repository_files(spec: DeploymentSpec) -> dict[str, str]:
     Raises:
         ConfigError: no models, or names that collide.
     """
-    names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"model names must differ: {', '.join(names)}")
-    if not spec.models:
-        raise ConfigError("models is empty; name at least one")
+    for problem in name_problems(spec):
+        raise ConfigError(problem)
+    entry = spec.entry
     files = {
-        f"{spec.entry.name}/config.pbtxt": entry_pbtxt(spec.entry, spec.models),
-        f"{spec.entry.name}/1/.gitkeep": "",
+        BUILT: built_yaml(spec),
+        f"{entry.name}/config.pbtxt": entry_pbtxt(entry, spec.models),
+        f"{entry.name}/1/.gitkeep": "",
     }
-    if spec.entry.ensemble is not None:
-        files[f"{spec.entry.ensemble}/config.pbtxt"] = ensemble_pbtxt(spec.entry)
-        files[f"{spec.entry.ensemble}/1/.gitkeep"] = ""
+    if entry.ensemble is not None:
+        files[f"{entry.ensemble}/config.pbtxt"] = ensemble_pbtxt(entry)
+        files[f"{entry.ensemble}/1/.gitkeep"] = ""
     for name, model in spec.models.items():
-        max_batch = int(model.options.get("max_batch_size", 16))
-        files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model, max(max_batch, model.batching.threshold))
+        files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model)
         files[f"{name}/1/model.yaml"] = model_yaml(model)
     return files
 

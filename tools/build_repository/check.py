@@ -12,6 +12,7 @@ from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import Policy, load_policy
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.vocabulary import check_same_tokenizer
+from tools.build_repository.build import name_problems
 from tools.build_repository.complete import completed
 from tools.build_repository.model_checks import caught, model_problems
 from tools.build_repository.routers import policy_params, router_problems
@@ -80,18 +81,6 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
     yield from caught(lambda: _policy(spec, output))
     if spec.tuning is None:
         yield from threshold_problems(spec)
-
-
-def name_problems(spec: DeploymentSpec) -> Iterator[str]:
-    """No models, or two of one name."""
-    names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
-    if len(set(names)) != len(names):
-        yield f"model names must differ: {', '.join(names)}"
-    if not spec.models:
-        yield "models is empty; name at least one"
-    for name, model in spec.models.items():
-        if unknown := [other for other in model.load_after if other not in spec.models or other == name]:
-            yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(spec.models)}"
 
 
 def _policy(spec: DeploymentSpec, output: Path) -> Policy:

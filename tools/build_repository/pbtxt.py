@@ -1,4 +1,4 @@
-"""config.pbtxt and model.yaml texts. Deterministic: equal specifications give equal bytes."""
+"""The text files of a repository. Deterministic: equal specifications give equal bytes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import yaml
+from msgspec.structs import replace
 
+from tokenrouter.config import MAX_BATCH_SIZE
+from tokenrouter.repository import BACKEND
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
     ENTRY_OUTPUTS,
@@ -15,11 +19,13 @@ from tokenrouter.triton.tensors import (
     SUBSERVER_OUTPUTS,
     Input,
 )
-from tools.build_repository.routers import policy_params
-from tools.build_repository.spec import BatchingSpec, EntrySpec, ModelSpec
+from tools.build_repository.routers import placed, policy_params
+from tools.build_repository.spec import BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec
 
 _GENERATED = "# Written by python -m tools.build_repository; change the deployment's YAML file and run it again."
-_BACKEND = "tokenrouter_python"
+_BUILT = """\
+# The deployment as it was built, everything filled in. Written by python -m tools.build_repository; tools.dtmc apply
+# and tools.tune change its thresholds and write the files that follow from it again."""
 
 
 def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
@@ -52,8 +58,9 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
     )
 
 
-def subserver_pbtxt(name: str, model: ModelSpec, max_batch_size: int) -> str:
+def subserver_pbtxt(name: str, model: ModelSpec) -> str:
     """config.pbtxt of a subserver."""
+    max_batch_size = max(int(model.options.get("max_batch_size", MAX_BATCH_SIZE)), model.batching.threshold)
     parameters = {"role": "subserver", "direct_kv_share": f"{model.direct_kv_share:g}"}
     if model.batching.batch_thresholds:
         table = {str(n): threshold for n, threshold in sorted(model.batching.batch_thresholds.items())}
@@ -95,6 +102,14 @@ def model_yaml(model: ModelSpec) -> str:
     return f"{_GENERATED}\n{text}"
 
 
+def built_yaml(spec: DeploymentSpec) -> str:
+    """The completed deployment, from which all other files follow."""
+    content: dict[str, Any] = msgspec.to_builtins(replace(spec, entry=placed(spec.entry)))
+    for done in ("checkpoints", "tuning"):  # paths are absolute, and what the search found stands in `batching`
+        del content[done]
+    return f"{_BUILT}\n{yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=115)}"
+
+
 class _Dumper(yaml.SafeDumper):
     """Lists stand in one line: there are some of hundreds of numbers."""
 
@@ -111,7 +126,7 @@ def _join(*parts: str) -> str:
 
 
 def _head(name: str, max_batch_size: int) -> str:
-    return f'{_GENERATED}\nname: "{name}"\nbackend: "{_BACKEND}"\nmax_batch_size: {max_batch_size}\n{_DECOUPLED}'
+    return f'{_GENERATED}\nname: "{name}"\nbackend: "{BACKEND}"\nmax_batch_size: {max_batch_size}\n{_DECOUPLED}'
 
 
 def _inputs(table: Mapping[str, Input]) -> str:

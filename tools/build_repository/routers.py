@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tokenrouter.policies import BUILTIN
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER
 from tools.build_repository.spec import EntrySpec
@@ -24,6 +26,11 @@ def policy_params(entry: EntrySpec) -> dict[str, Any]:
     if source is None:
         return entry.policy_params
     return {**entry.policy_params, "checkpoint": router_path(entry.policy, source)}
+
+
+def placed(entry: EntrySpec) -> EntrySpec:
+    """The same once its routers are in the repository."""
+    return replace(entry, policy_params=policy_params(entry), routers={})
 
 
 def router_problems(entry: EntrySpec) -> Iterator[str]:

@@ -144,6 +144,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         checkpoints: folder that relative checkpoints and routers are relative to; by default that of the YAML file.
+        tuned: models whose thresholds `tools.dtmc apply` or `tools.tune` found; they write it into a built repository.
     """
 
     entry: EntrySpec
@@ -151,6 +152,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoints: str = "."
     kv_budget: KvBudgetSpec = KvBudgetSpec()
     tuning: TuningSpec | None = None
+    tuned: tuple[str, ...] = ()
 
 
 def load_spec(path: Path, checkpoints: Path | None = None) -> DeploymentSpec:

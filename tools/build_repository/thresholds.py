@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,10 @@ from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import Profile, load_profile
 
 if TYPE_CHECKING:
-    from tools.dtmc.apply import QueueFields
+    from tools.dtmc.search import SearchResult
+
+DELAY_ROUNDS = 2  # rounds, in each of which every model makes one step
+DELAY_GRID_MICROSECONDS = 100
 
 
 def tuned(spec: DeploymentSpec) -> DeploymentSpec:
@@ -28,8 +32,8 @@ def tuned(spec: DeploymentSpec) -> DeploymentSpec:
     if spec.tuning is None:
         return spec
     check_profile(spec)
-    fields = _searched(spec.tuning.profile, spec.tuning.inflight)
-    models = {name: replace(model, batching=_batching(fields[name])) for name, model in spec.models.items()}
+    found = _searched(spec.tuning.profile, spec.tuning.inflight)
+    models = {name: replace(model, batching=found[name]) for name, model in spec.models.items()}
     return replace(spec, models=models)
 
 
@@ -56,9 +60,8 @@ def check_profile(spec: DeploymentSpec) -> Profile:
 
 
 @lru_cache(maxsize=8)
-def _searched(profile: str, inflight: int) -> dict[str, QueueFields]:
+def _searched(profile: str, inflight: int) -> dict[str, BatchingSpec]:
     try:
-        from tools.dtmc.apply import queue_fields
         from tools.dtmc.search import search_table
     except ImportError as exc:  # scipy is no dependency of a server
         raise ConfigError(
@@ -66,15 +69,28 @@ def _searched(profile: str, inflight: int) -> dict[str, QueueFields]:
             "tools.dtmc search --table) and write the thresholds into models.*.batching"
         ) from exc
     loaded = load_profile(Path(profile))
-    return queue_fields(loaded, search_table(loaded, inflight))
+    return batching_of(loaded, search_table(loaded, inflight))
 
 
-def _batching(fields: QueueFields) -> BatchingSpec:
-    return BatchingSpec(
-        threshold=fields.threshold,
-        max_queue_delay_microseconds=fields.delay_microseconds,
-        batch_thresholds=fields.by_in_flight,
-    )
+def batching_of(profile: Profile, table: Sequence[SearchResult]) -> dict[str, BatchingSpec]:
+    """The thresholds of every model, from a table of results for n = 1..N; B at N is what holds without the table."""
+    most = max(row.inflight for row in table)
+    delay = max_queue_delay_microseconds(profile, most)
+    thresholds = {name: {row.inflight: row.thresholds[name] for row in table} for name in profile.names}
+    return {name: BatchingSpec(by_inflight[most], delay, by_inflight) for name, by_inflight in thresholds.items()}
+
+
+def max_queue_delay_microseconds(profile: Profile, inflight: int) -> int:
+    """Upper limit of any wait, in microseconds.
+
+    The limit is a way out of states the thresholds were not tuned for, not part of the rule that was tuned, so it must
+    not cut the waits that the thresholds mean to have. A request waits for requests that are busy elsewhere, so the
+    limit is the time of `DELAY_ROUNDS` rounds in which every model makes one step with all requests, and hands over.
+    """
+    steps = sum(model.step_time_ms(inflight) + profile.handoff_ms for model in profile.models.values())
+    # Rounded before ceil: 67.8 ms must not become 67.9 by the last bit of a sum.
+    cells = math.ceil(round(DELAY_ROUNDS * steps * 1000.0 / DELAY_GRID_MICROSECONDS, 6))
+    return cells * DELAY_GRID_MICROSECONDS
 
 
 def threshold_problems(spec: DeploymentSpec) -> Iterator[str]:

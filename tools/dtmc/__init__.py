@@ -6,6 +6,5 @@ dynamics, scatter    the rules of one transition, on arrays of states
 codec, chain, stationary, solve    every reachable state, the sparse chain, its long run, the measures
 sampling, race, search    random walks, the race between threshold vectors, the best one
 sweep      throughput along each threshold, and its plot
-pbtxt, apply    the result as Triton queue policy in config.pbtxt
-cli        command line
+cli        command line; `apply` has tools.build_repository write the result
 """

@@ -13,11 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tools.dtmc.apply import Edit, QueueFields, plan_edits, queue_fields, write_edits
+from tools.build_repository.build import BUILT
+from tools.build_repository.spec import BatchingSpec
+from tools.build_repository.thresholds import batching_of
+from tools.build_repository.tuning import Edit, plan_edits, write_edits
 from tools.dtmc.chain import DEFAULT_MAX_TRANSITIONS
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.network import parse_thresholds
-from tools.dtmc.profile import Profile, load_profile
+from tools.dtmc.profile import load_profile
 from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_table
 from tools.dtmc.solve import Solution, solve
 from tools.dtmc.sweep import Simulate, Sweep, plot, sweep
@@ -117,21 +120,18 @@ def apply_command(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 with a diff if out of date.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the tuned queue policy into the config.pbtxt of every model of the profile."""
+    """Write tuned thresholds into a repository that python -m tools.build_repository wrote."""
     with LateProgress() as report:
         loaded = load_profile(profile)
-        plan_edits(repository, _untuned(loaded, inflight))  # refuses a bad repository before the long search
-        fields = queue_fields(loaded, search_table(loaded, inflight, report=report))
-        edits = plan_edits(repository, fields)
+        # Refuses a bad repository before the long search.
+        plan_edits(repository, dict.fromkeys(loaded.names, BatchingSpec()))
+        found = batching_of(loaded, search_table(loaded, inflight, report=report))
+        edits = plan_edits(repository, found)
         if not check:
-            write_edits(edits)
-    _print_edits(edits, loaded, fields, written=not check, as_json=as_json)
-    if check and any(edit.changed for edit in edits):
+            write_edits(edits.values())
+    _print_edits(edits, found, written=not check, as_json=as_json)
+    if check and any(edit.changed for edit in edits.values()):
         raise typer.Exit(1)
-
-
-def _untuned(profile: Profile, inflight: int) -> dict[str, QueueFields]:
-    return {name: QueueFields({inflight: 1}, 0) for name in profile.names}
 
 
 def _check_tpot(row: SearchResult, limit_ms: float | None) -> None:
@@ -186,22 +186,34 @@ def _print_sweep(result: Sweep) -> None:
     console.print(table)
 
 
-def _print_edits(
-    edits: list[Edit], profile: Profile, fields: Mapping[str, QueueFields], *, written: bool, as_json: bool
-) -> None:
-    skipped = [name for name in profile.names if name not in {edit.model for edit in edits}]
+def _print_edits(edits: Mapping[str, Edit], found: Mapping[str, BatchingSpec], *, written: bool, as_json: bool) -> None:
+    models = {name: edits[file] for name in found if (file := f"{name}/config.pbtxt") in edits}
+    skipped = [name for name in found if name not in models]
     if as_json:
-        models = {edit.model: {"path": str(edit.path), "changed": edit.changed, "diff": edit.diff()} for edit in edits}
-        tuned = {name: {"threshold": field.threshold, **asdict(field)} for name, field in fields.items()}
-        _print_json({"written": written, "models": models, "fields": tuned, "skipped": skipped})
+        fields = {name: _fields(batching) for name, batching in found.items()}
+        shown = {name: _edit(edit) for name, edit in models.items()}
+        built = _edit(edits[BUILT])
+        _print_json({"written": written, "deployment": built, "models": shown, "fields": fields, "skipped": skipped})
         return
-    for edit in edits:
+    for edit in edits.values():
         if edit.changed and not written:
             console.print(edit.diff(), end="", markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(f"{escape(str(edit.path))}: {'written' if edit.changed else 'up to date'}", soft_wrap=True)
     for name in skipped:
         errors.print(f"{escape(name)}: not in the repository, skipped")
+
+
+def _edit(edit: Edit) -> dict[str, Any]:
+    return {"path": str(edit.path), "changed": edit.changed, "diff": edit.diff()}
+
+
+def _fields(batching: BatchingSpec) -> dict[str, Any]:
+    return {
+        "threshold": batching.threshold,
+        "by_in_flight": batching.batch_thresholds,
+        "delay_microseconds": batching.max_queue_delay_microseconds,
+    }
 
 
 def _with_error(value: float, error: float) -> str:

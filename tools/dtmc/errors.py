@@ -4,7 +4,6 @@ DtmcError
 ProfileError       the profile is wrong: the message names the field and the remedy
 ThresholdError     the thresholds cannot be used: unknown model, above the maximum batch, or a deadlock
 TooLarge           the exact chain does not fit the stated limit; sample it instead
-RepositoryError    the model repository, or a config.pbtxt in it, cannot be edited safely
 """
 
 from __future__ import annotations
@@ -26,7 +25,3 @@ class ThresholdError(DtmcError):
 
 class TooLarge(DtmcError):
     """The exact chain has more states than the limit, or its states do not fit 63 bits."""
-
-
-class RepositoryError(DtmcError):
-    """A model repository or one of its configuration files cannot be edited."""

@@ -1,8 +1,8 @@
 """`python -m tools.tune` (`make tune`): profile a model repository under load, tune its thresholds, measure the gain.
 
 Starts the server, sends load with rising numbers of requests in flight, writes the measured profile, searches the best
-thresholds for every number in flight, writes them into the config.pbtxt files, starts the server again and measures
-what they bring. By default all of that happens in a temporary copy of the repository; --in-place changes the given one.
+thresholds for every number in flight, writes them into the repository, starts the server again and measures what they
+bring. By default all of that happens in a temporary copy of the repository; --in-place changes the given one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tokenrouter.errors import RouterError
-from tools.dtmc.apply import plan_edits, queue_fields, write_edits
-from tools.dtmc.errors import DtmcError
+from tools.build_repository.spec import BatchingSpec
+from tools.build_repository.thresholds import batching_of
+from tools.build_repository.tuning import plan_edits, write_edits
 from tools.dtmc.profile import Profile
 from tools.dtmc.search import search_table
+from tools.errors import reported
 from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
 from tools.profile.__main__ import look, profile_text
 from tools.progress import LateProgress
-from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer
 from tools.tune.measure import predicted, read_thresholds, tokens_per_second, working_copy
 
@@ -82,12 +82,13 @@ def measured(server: TritonServer, entry: str, options: Options, report: LatePro
 def tune(folder: Path, entry: str | None, options: Options, profile_out: Path, report: LateProgress) -> list[Row]:
     """Tunes the repository in `folder`, with a server before and after."""
     old = read_thresholds(folder, entry)
+    plan_edits(folder, dict.fromkeys(old.batching, BatchingSpec()))  # refuses a bad repository before the long run
     with TritonServer(folder) as server:
         text, profile = profiled(server, old.entry, options, report)
         profile_out.write_text(text, "utf-8")
         before = measured(server, old.entry, options, report)
     table = search_table(profile, options.inflight, report=report)
-    write_edits(plan_edits(folder, queue_fields(profile, table)))
+    write_edits(plan_edits(folder, batching_of(profile, table)).values())
     new = read_thresholds(folder, old.entry)
     with TritonServer(folder) as server:
         after = measured(server, old.entry, options, report)
@@ -119,6 +120,7 @@ def table_of(rows: list[Row]) -> Table:
     return table
 
 
+@reported(TimeoutError)
 def main(
     repository: Annotated[Path, typer.Option(help="Triton model repository.")] = Path("model_repository"),
     in_place: Annotated[bool, typer.Option("--in-place", help="Write into the repository itself.")] = False,
@@ -131,12 +133,9 @@ def main(
     profile_out: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("profile.yaml"),
 ) -> None:
     """Profiles, tunes and measures."""
-    try:
-        options = Options(read_prompts(prompts), inflight, max_tokens, profile_seconds, measure_seconds)
-        with working_copy(repository, in_place=in_place) as folder, LateProgress() as report:
-            rows = tune(folder, entry, options, profile_out, report)
-    except (DtmcError, RouterError, LaunchError, TimeoutError) as exc:
-        sys.exit(f"error: {exc}")
+    options = Options(read_prompts(prompts), inflight, max_tokens, profile_seconds, measure_seconds)
+    with working_copy(repository, in_place=in_place) as folder, LateProgress() as report:
+        rows = tune(folder, entry, options, profile_out, report)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
     print(f"profile: {profile_out}")
     print(f"written: {repository}" if in_place else "tuned a temporary copy; --in-place writes into the repository")

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenrouter.batcher import Batching
+from tokenrouter.errors import ConfigError
 from tokenrouter.repository import Repository
-from tools.dtmc.errors import RepositoryError, ThresholdError
+from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile
 from tools.dtmc.solve import solve
 from tools.load import ClosedLoop, in_turn
@@ -54,7 +55,7 @@ def read_thresholds(folder: Path, entry: str | None = None) -> Thresholds:
 def working_copy(repository: Path, *, in_place: bool) -> Iterator[Path]:
     """The repository itself, or a copy in a temporary folder that goes away."""
     if not repository.is_dir():
-        raise RepositoryError(f"{repository}: no such folder; name a model repository")
+        raise ConfigError(f"{repository}: no such folder; name a model repository")
     if in_place:
         yield repository
         return
