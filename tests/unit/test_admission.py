@@ -26,7 +26,7 @@ def model_info(name: str, block_tokens: int, kv_blocks: int) -> ModelInfo:
 def generation(key: int, prompt_tokens: int, max_tokens: int) -> Generation:
     what = request([1] * prompt_tokens, max_tokens=max_tokens)
     policy = Policy(PolicyParams(), PolicyContext(("small", "large")))
-    return Generation(key, what, policy, policy.visited(), 0, Transcript(key, what, TOKENIZER), since_ns=0)
+    return Generation(key, what, policy, 0, Transcript(key, what, TOKENIZER))
 
 
 # --- KV and the number in flight --------------------------------------------------------------------------------------

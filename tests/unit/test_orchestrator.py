@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.cluster import END_ID, MS, PROMPT, Cluster, expected_tokens, request, spec, writers
 from tokenrouter.batcher import Batching
 from tokenrouter.errors import ConfigError, ProtocolError, RequestCancelled
-from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo, Open, Outcome, PolicySpec, Report, ReportRow, Resume
+from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo, Outcome, PolicySpec, Report, ReportRow
 from tokenrouter.rng import Stream, draw
 
 ROUTINGS = [
@@ -377,19 +377,39 @@ def test_what_a_lost_model_said_last_comes_too_late_once_it_is_gone() -> None:
     assert cluster.result(key).tokens == [*PROMPT, END_ID]
 
 
-def test_a_model_is_sent_only_what_it_has_not_seen() -> None:
+def test_the_example_of_the_machines_text() -> None:
     orchestrator = Cluster().orchestrator
-    key = orchestrator.submit(request([1, 2]), now_ns=0)
-    orchestrator.outbox.clear()
-    sent = []
-    reports = [("small", [3], "large"), ("large", [4, 5], "small"), ("small", [], "large")]
-    for visit, (model, tokens, target) in enumerate(reports, start=1):
-        row = ReportRow(key, visit, Outcome.LEAVE, tokens, target)
-        orchestrator.receive(model, Report(0, [row]), now_ns=0)
-        (message,) = (message for _, message in orchestrator.outbox if isinstance(message, Open | Resume))
-        sent.append((message.visit, getattr(message, "start", None), message.tokens))
+    key = orchestrator.submit(request([5, 6], stream=True), now_ns=0)
+
+    def sent() -> list[tuple[str, str, int | None, list[int] | None]]:
+        """What went out: to whom, which message, its first position if it has one, and its tokens."""
+        out = [
+            (model, type(message).__name__, getattr(message, "start", None), getattr(message, "tokens", None))
+            for model, message in orchestrator.outbox
+        ]
         orchestrator.outbox.clear()
-    assert sent == [(2, None, [1, 2, 3]), (3, 3, [4, 5]), (4, 5, [])]
+        return [each for each in out if each[1] != "InFlight"]
+
+    def report(model: str, visit: int, outcome: Outcome, tokens: list[int], target: str = "") -> None:
+        orchestrator.receive(model, Report(0, [ReportRow(key, visit, outcome, tokens, target)]), now_ns=0)
+
+    assert sent() == [("small", "Open", None, [5, 6])]
+    report("small", 1, Outcome.STAY, [9])
+    assert sent() == []
+    report("small", 1, Outcome.LEAVE, [], "large")
+    assert sent() == [("large", "Open", None, [5, 6, 9])]
+    orchestrator.disconnected("large", now_ns=0)
+    assert sent() == []
+    orchestrator.receive("large", model_info("large"), now_ns=0)
+    assert sent() == [("large", "Open", None, [5, 6, 9])]
+    report("large", 3, Outcome.LEAVE, [8], "small")
+    assert sent() == [("small", "Resume", 3, [8])]
+    report("small", 4, Outcome.STOP, [2])
+    assert sent() == [("small", "Close", None, None), ("large", "Close", None, None)]
+    assert orchestrator.reserved_blocks("small") == orchestrator.reserved_blocks("large") == 0
+    updates = orchestrator.take_updates()
+    assert [update.tokens for update in updates] == [[9], [8], [2]]
+    assert updates[-1].result is not None
 
 
 def test_a_hand_off_to_an_absent_model_waits_for_it() -> None:

@@ -11,7 +11,7 @@ RouterError
     EngineFailed           a forward pass raised
     RequestCancelled       the client went away
     ProtocolError          a peer on the token channel broke the protocol
-    InternalError          we contradict ourselves: a bug
+    InternalError          a state machine contradicts itself: a bug of ours
 """
 
 from __future__ import annotations
@@ -32,72 +32,52 @@ class RouterError(Exception):
 
 
 class ConfigError(RouterError):
-    """A configuration file of the deployment is wrong."""
-
     slug = "config"
 
 
 class InvalidRequest(RouterError):
-    """The client sent something that can never be served."""
-
     slug = "invalid_request"
     code = "INVALID_ARG"
 
 
 class PromptTooLong(InvalidRequest):
-    """Prompt and max_tokens together exceed a limit of a model."""
-
     slug = "prompt_too_long"
 
 
 class Overloaded(RouterError):
-    """The queue in front of the entry model is full."""
-
     slug = "overloaded"
     code = "UNAVAILABLE"
 
 
 class DeadlineExceeded(RouterError):
-    """The request was not started, or not finished, before its deadline."""
-
     slug = "deadline_exceeded"
     code = "UNAVAILABLE"
 
 
 class ModelUnavailable(RouterError):
-    """A subserver is not connected."""
-
     slug = "model_unavailable"
     code = "UNAVAILABLE"
 
 
 class PolicyFailed(RouterError):
-    """The routing policy raised an exception or returned something unusable."""
-
     slug = "policy_failed"
 
 
 class EngineFailed(RouterError):
-    """A forward pass raised an exception."""
-
     slug = "engine_failed"
 
 
 class RequestCancelled(RouterError):
-    """The client cancelled the request or disconnected."""
-
     slug = "cancelled"
     code = "CANCELLED"
 
 
 class ProtocolError(RouterError):
-    """A peer on the token channel broke the protocol."""
-
     slug = "protocol"
 
 
 class InternalError(RouterError):
-    """A state machine contradicts itself: a bug of ours, whoever noticed it."""
+    slug = "internal"
 
 
 def assert_never(value: NoReturn) -> NoReturn:

@@ -174,7 +174,6 @@ class OrchestratorLoop:
         self._thread = threading.Thread(target=self._run, name=f"orchestrator-{hello.peer}", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def submit(self, request: GenerationRequest, reply: Reply, *, arrived_ns: int) -> None:

@@ -35,22 +35,18 @@ class Histogram:
     total: float = 0.0
 
     def __post_init__(self) -> None:
-        """Starts empty."""
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Adds one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     @property
     def count(self) -> int:
-        """Number of values."""
         return sum(self.counts)
 
 
 def seconds() -> Histogram:
-    """A histogram of durations in seconds."""
     return Histogram(SECONDS_BUCKETS)
 
 
@@ -77,7 +73,6 @@ class StepTimes:
     seconds_extended: float = 0.0
 
     def observe(self, batch: int, extended: int, seconds: float) -> None:
-        """Adds one step."""
         if batch > MOST_EXACT_BATCH or extended > MOST_FITTED_EXTENDED:
             return
         sums = self.by_batch.get(batch)

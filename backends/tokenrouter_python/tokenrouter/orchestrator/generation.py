@@ -44,9 +44,9 @@ class Generation:
         key: names it on the token channel and towards the shell.
         request: what was asked.
         policy: what routes it.
-        models: those it may visit; it starts once all of them have room, and never waits for KV again.
         arrived_ns: when it came.
         transcript: what has been written.
+        models: those it may visit; KV is reserved on all of them before it starts.
         state: see `lifecycle`; changed by `happens` only.
         since_ns: waiting or stranded since then.
         visits: where it is.
@@ -58,15 +58,19 @@ class Generation:
     key: int
     request: GenerationRequest
     policy: Policy
-    models: tuple[str, ...]
     arrived_ns: int
     transcript: Transcript
-    since_ns: int
+    models: tuple[str, ...] = field(init=False)
     state: State = State.WAITING
+    since_ns: int = field(init=False)
     visits: Visits = field(default_factory=Visits)
     reserved: dict[str, int] = field(default_factory=dict)
     started_ns: int = 0
     emulated: bool = False
+
+    def __post_init__(self) -> None:
+        self.models = self.policy.visited()
+        self.since_ns = self.arrived_ns
 
     @property
     def deadline_ns(self) -> int | None:

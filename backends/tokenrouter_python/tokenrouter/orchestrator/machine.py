@@ -5,12 +5,26 @@ time; messages to subservers collect in `outbox`, and `take_updates` gives the n
 hand-offs are urgent, and tokens become text only when updates are taken.
 
 Who owns what, and so where to look: `lifecycle` what can happen to a request (a table), `admission` who waits and who
-may run, `transcript` what was written, `generation` one request with its way through the models. Here they meet: a
-report becomes events, events become messages and updates.
+may run, `transcript` what was written, `generation` one request with its way through the models. Here they meet: what
+comes in becomes events, events become messages and updates.
 
-It knows per model how many tokens of a response that model has seen, so a hand-off carries only the others, and a model
-that lost a request (restart, eviction) is sent everything again and nothing is lost. Every visit has a number; what is
-said about an old one came too late and is dropped.
+One request, prompt [5, 6], under a policy that leaves the small model once:
+
+=========================  =============================================  ==========================================
+comes in                   event: state                                   goes out
+=========================  =============================================  ==========================================
+submit                     waiting; STARTED: visiting (KV reserved on     small: Open, tokens [5, 6]
+                           both models)
+small: STAY, tokens [9]    STAY: visiting                                 client: [9]
+small: LEAVE to large, []  LEAVE: visiting                                large: Open, tokens [5, 6, 9]
+large is gone              DISCONNECTED: stranded
+large is back              CONNECTED: visiting                            large: Open, tokens [5, 6, 9]
+large: LEAVE to small [8]  LEAVE: visiting                                client: [8]; small: Resume from 3, [8]
+small: STOP, tokens [2]    STOP: over (KV free in the ledger)             client: [2] and the result; both: Close
+=========================  =============================================  ==========================================
+
+A hand-off carries only what the target has not seen; a model that lost a request (restart, eviction) is sent everything
+again, and nothing is lost. Every visit has a number; what is said about an old one came too late and is dropped.
 """
 
 from __future__ import annotations
@@ -143,15 +157,8 @@ class Orchestrator:
         policy = self._policies.get(request.policy)
         # One that comes while a turn works is taken in by that turn, whose clock was read before; no wait is negative.
         arrived_ns = now_ns if arrived_ns is None else min(arrived_ns, now_ns)
-        generation = Generation(
-            key=self._next_key,
-            request=request,
-            policy=policy,
-            models=policy.visited(),
-            arrived_ns=arrived_ns,
-            transcript=Transcript(self._next_key, request, self._tokenizer),
-            since_ns=arrived_ns,
-        )
+        transcript = Transcript(self._next_key, request, self._tokenizer)
+        generation = Generation(self._next_key, request, policy, arrived_ns, transcript)
         if error := self._admission.misfit(generation):
             raise error
         give_up_ns = self._admission.queue.push(generation, now_ns=arrived_ns, deadline_ns=generation.deadline_ns)

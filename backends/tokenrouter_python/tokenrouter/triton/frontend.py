@@ -18,39 +18,36 @@ from tokenrouter.triton.tensors import Input, check_parameters, read_inputs
 
 
 class Frontend:
-    """Validates requests on Triton's thread and hands them to an orchestrator loop.
+    """Validates requests on Triton's thread and hands them to an orchestrator loop, which it starts.
 
     Args:
         entry: tokenizer, request builder and settings.
+        orchestrator: of this entry.
         name: the model's name, told to subservers.
         share: KV share, ``routed`` or ``direct``.
         inputs: declared inputs.
         outputs: names of the declared outputs.
+        changed: told in the loop's thread whenever statistics may have changed.
     """
 
     def __init__(
-        self, entry: Entry, *, name: str, share: str, inputs: Mapping[str, Input], outputs: frozenset[str]
+        self,
+        entry: Entry,
+        orchestrator: Orchestrator,
+        *,
+        name: str,
+        share: str,
+        inputs: Mapping[str, Input],
+        outputs: frozenset[str],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._entry = entry
-        self._name = name
-        self._share = share
         self._inputs = inputs
         self._outputs = outputs
-        self.orchestrator: Orchestrator = entry.orchestrator()
-        self._loop: OrchestratorLoop | None = None
-
-    def start(self, changed: Callable[[], None] = lambda: None) -> None:
-        """Begins to connect to the subservers.
-
-        Args:
-            changed: told in the loop's thread whenever statistics may have changed.
-        """
         directory = runtime_dir()
-        dial = {model: socket_path(directory, model) for model in self._entry.config.models}
-        carrier = UnixCarrier(dial=dial)
-        hello = self._entry.hello(self._name, self._share)
-        self._loop = OrchestratorLoop(self.orchestrator, carrier, hello=hello, changed=changed)
-        self._responder: Responder[TritonReply] = Responder(self._name, self._loop.cancel)
+        carrier = UnixCarrier(dial={model: socket_path(directory, model) for model in entry.config.models})
+        self._loop = OrchestratorLoop(orchestrator, carrier, hello=entry.hello(name, share), changed=changed)
+        self._responder: Responder[TritonReply] = Responder(name, self._loop.cancel)
         self._loop.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -60,7 +57,6 @@ class Frontend:
             self._take(request, arrived_ns)
 
     def _take(self, request: Any, arrived_ns: int) -> None:
-        assert self._loop is not None
         reply = TritonReply(request, self._outputs, self._responder)
         try:
             check_parameters(request.parameters(), self._inputs)
@@ -83,13 +79,12 @@ class Frontend:
             return None
         if not self._entry.config.queue.allow_timeout_override:
             raise InvalidRequest(
-                f"timeout is {timeout_us} microseconds, but this deployment sets its own: leave it out, or set "
-                "allow_timeout_override in the model's default_queue_policy"
+                f"timeout is {timeout_us} microseconds, but this deployment sets its own: leave it out, or set the "
+                "model's parameter allow_timeout_override to true"
             )
         return timeout_us * 1000
 
     def stop(self) -> None:
         """Ends the loop; requests that still run are told so."""
-        if self._loop is not None:
-            self._loop.stop()
-            self._responder.stop()
+        self._loop.stop()
+        self._responder.stop()

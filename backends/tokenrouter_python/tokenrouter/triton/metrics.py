@@ -31,7 +31,6 @@ class _Series:
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def gauge(self, name: str, description: str, value: float, **labels: str) -> None:
-        """Sets a gauge."""
         self._publish(name, description, value, labels, pb_utils.MetricFamily.GAUGE)
 
     def counter(self, name: str, description: str, value: float, **labels: str) -> None:
@@ -72,7 +71,6 @@ class SubserverMetrics:
         self._model = model
 
     def publish(self, subserver: Subserver) -> None:
-        """Sends what changed."""
         taken_s = time.monotonic()
         series, engine, numbers = self._series, subserver.engine, subserver.statistics
         series.gauge("tokenrouter_kv_blocks", "KV blocks in the pool", engine.info.kv_blocks)
@@ -141,7 +139,6 @@ class OrchestratorMetrics:
         self._orchestrator = orchestrator
 
     def publish(self) -> None:
-        """Sends what changed."""
         taken_s = time.monotonic()
         series, orchestrator = self._series, self._orchestrator
         numbers = orchestrator.statistics

@@ -35,7 +35,6 @@ class Publisher:
             self._dirty.set()
 
     def stop(self) -> None:
-        """Ends the thread."""
         self._stopped.set()
         self._dirty.set()
         self._thread.join()

@@ -51,7 +51,6 @@ class TritonReply:
         self._prompt_tokens = prompt_tokens
 
     def cancelled(self) -> bool:
-        """Whether the client went away."""
         return bool(self._sender.is_cancelled())
 
     def update(self, update: Update) -> None:

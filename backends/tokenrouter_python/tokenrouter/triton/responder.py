@@ -27,9 +27,7 @@ class Sender(Protocol):
         """Sends responses; blocks."""
         ...
 
-    def cancelled(self) -> bool:
-        """Whether the client went away."""
-        ...
+    def cancelled(self) -> bool: ...
 
 
 S = TypeVar("S", bound=Sender)

@@ -36,9 +36,7 @@ _SWITCH_INTERVAL_S = 1e-4
 class Role(Protocol):
     """A running model."""
 
-    def execute(self, requests: Sequence[Any]) -> None:
-        """Takes requests."""
-        ...
+    def execute(self, requests: Sequence[Any]) -> None: ...
 
     def finalize(self) -> None:
         """Ends threads, closes sockets, frees memory."""
@@ -46,23 +44,24 @@ class Role(Protocol):
 
 
 class OrchestratorRole:
-    """The entry model."""
-
     def __init__(self, name: str, repository: Repository) -> None:
         entry = Entry(repository.entry(name), repository)
+        orchestrator = entry.orchestrator()
+        self._publisher = Publisher(OrchestratorMetrics(name, orchestrator).publish)
         self._frontend = Frontend(
-            entry, name=name, share="routed", inputs=ENTRY_INPUTS, outputs=frozenset(ENTRY_OUTPUTS)
+            entry,
+            orchestrator,
+            name=name,
+            share="routed",
+            inputs=ENTRY_INPUTS,
+            outputs=frozenset(ENTRY_OUTPUTS),
+            changed=self._publisher.changed,
         )
-        metrics = OrchestratorMetrics(name, self._frontend.orchestrator)
-        self._publisher = Publisher(metrics.publish)
-        self._frontend.start(self._publisher.changed)
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """See `Role`."""
         self._frontend.execute(requests)
 
     def finalize(self) -> None:
-        """See `Role`."""
         self._frontend.stop()
         self._publisher.stop()
 
@@ -80,22 +79,25 @@ class SubserverRole:
             self._loop = DecodingLoop(
                 lambda: build_subserver(config, repository),
                 UnixCarrier(listen=socket_path(directory, name)),
-                changed=lambda: self._publisher.changed(),
+                changed=self._publisher.changed,
                 name=f"decoding-{name}",
             )
             self._subserver = self._loop.start()
         logging.getLogger(__name__).info("%s: %s", name, self._subserver.engine.info)
         self._frontend = Frontend(
-            entry, name=name, share="direct", inputs=SUBSERVER_INPUTS, outputs=frozenset(SUBSERVER_OUTPUTS)
+            entry,
+            entry.orchestrator(),
+            name=name,
+            share="direct",
+            inputs=SUBSERVER_INPUTS,
+            outputs=frozenset(SUBSERVER_OUTPUTS),
         )
-        self._frontend.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """See `Role`."""
         self._frontend.execute(requests)
 
     def finalize(self) -> None:
-        """See `Role`. Requests that hold KV here may finish first: Triton unloads all models at once when it stops."""
+        """Requests that hold KV here may finish first: Triton unloads all models at once when it stops."""
         self._drain()
         self._frontend.stop()
         self._publisher.stop()
@@ -132,7 +134,6 @@ class _TritonLog(logging.Handler):
     """Sends log records to Triton's own log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one record."""
         logger = pb_utils.Logger
         write = logger.log_error if record.levelno >= logging.ERROR else logger.log_info
         write(self.format(record))
