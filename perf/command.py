@@ -29,13 +29,15 @@ class _SeveralValues(TyperCommand):
         return super().parse_args(ctx, repeated)
 
 
-def run(main: Callable[..., None], *refused: type[Exception]) -> None:
-    """Runs a function as the command of its module, whose docstring is the help.
-
-    What `tools.errors.reported` reports, and the errors in `refused`, end it with one line and exit code 2.
-    """
+def application(main: Callable[..., None], *refused: type[Exception]) -> typer.Typer:
+    """A function as the command of its module, whose docstring is the help."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     paragraphs = (main.__globals__["__doc__"] or "").strip().split("\n\n")
     # \b keeps the lines of a paragraph as they are.
     app.command(cls=_SeveralValues, help="\n\n".join(f"\b\n{text}" for text in paragraphs))(reported(*refused)(main))
-    app()
+    return app
+
+
+def run(main: Callable[..., None], *refused: type[Exception]) -> None:
+    """Runs it. What `tools.errors.reported` reports, and `refused`, end it with one line and exit code 2."""
+    application(main, *refused)()

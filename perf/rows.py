@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,11 @@ def shown(row: Row, columns: Columns) -> dict[str, str]:
     return {heading: text(row.get(column), form) for heading, (column, form) in columns.items()}
 
 
-def table(rows: Sequence[Mapping[str, str]], title: str = "") -> Table:
+def table(rows: Iterable[Mapping[str, str]], title: str = "") -> Table:
     """Rows by heading."""
-    result = Table(*columns_of(rows), title=title or None)
-    for row in rows:
+    listed = list(rows)
+    result = Table(*columns_of(listed), title=title or None)
+    for row in listed:
         result.add_row(*row.values())
     return result
 
@@ -79,3 +81,13 @@ def upright(rows: Sequence[Row], title: str = "") -> Table:
 
 def show(*tables: Table) -> None:
     Console(width=None if sys.stdout.isatty() else _WIDTH).print(*tables)
+
+
+def report(rows: Sequence[Row], *tables: Table, as_json: bool = False, csv_file: Path | None = None) -> None:
+    """What a command found: prints the tables, or all columns as JSON; also writes a CSV file, if one is named."""
+    if csv_file is not None:
+        write_rows(csv_file, rows)
+    if as_json:
+        print(json.dumps(rows, indent=2))
+    else:
+        show(*tables)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from perf.emulated.repository import VOCAB_SIZE
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER, RouterFile, save_router
+from tools.train_router.networks import R2R_CLASS, CiterClassifier, R2RClassifier
 
 HIDDEN_SIZE = 8
 ROUTED_BY_FILE = ("r2r", "citer", "collm")
@@ -54,53 +56,32 @@ def router_file(policy: str, *, vocab_size: int, hidden_size: int = HIDDEN_SIZE)
     if policy == "citer":
         return RouterFile("citer", _citer(hidden_size), threshold=0.5)
     if policy == "collm":
-        return RouterFile("collm", {"deferral.weight": _first(1, hidden_size)[0] * _STEEP}, threshold=0.5)
-    args = {"model_type": "HiddenStatesTokenLMHeadLogitsClassifier", "normalize_input": False}
+        return RouterFile("collm", {"deferral.weight": _STEEP * torch.eye(hidden_size)[0]}, threshold=0.5)
+    args = {"model_type": R2R_CLASS, "normalize_input": False}
     return RouterFile("r2r", _r2r(hidden_size, vocab_size), threshold=0.5, args=args)
 
 
-def _first(rows: int, columns: int) -> torch.Tensor:
-    """Zeros, but the first input goes to the first output."""
-    weight = torch.zeros(rows, columns)
-    weight[0, 0] = 1.0
-    return weight
+def _r2r(hidden: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """The last norm keeps the sign of the first coordinate, because all others are equal."""
+    module = R2RClassifier(hidden, _EMBEDDING, min(_TOP_LOGITS, vocab_size), (hidden, hidden), 4, 0.0)
+    passing = ("combined_projection.weight", "backbone.input_projection.weight")
+    weights = {**dict.fromkeys(passing, 1.0), "backbone.output_layer.1.weight": _STEEP}
+    return {"token_embeddings.weight": torch.zeros(vocab_size, _EMBEDDING), **_tensors(module, weights)}
 
 
 def _citer(hidden: int) -> dict[str, torch.Tensor]:
     """Score near 1 where the small model is sure: the first unit is relu(-h_0), the last layer shifts it by 1/2."""
-    middle = 2 * hidden
-    last = _first(1, hidden) * 2 * _STEEP
-    return {
-        "mlp.0.weight": -_first(middle, hidden),
-        "mlp.0.bias": torch.zeros(middle),
-        "mlp.1.weight": torch.ones(middle),
-        "mlp.1.bias": torch.zeros(middle),
-        "mlp.1.running_mean": torch.zeros(middle),
-        "mlp.1.running_var": torch.ones(middle),
-        "mlp.4.weight": _first(hidden, middle),
-        "mlp.4.bias": torch.zeros(hidden),
-        "linear.weight": last,
-        "linear.bias": torch.full((1,), -_STEEP),
-    }
+    weights = {"mlp.0.weight": -1.0, "mlp.4.weight": 1.0, "linear.weight": 2 * _STEEP, "linear.bias": -_STEEP}
+    return _tensors(CiterClassifier(hidden), weights)
 
 
-def _r2r(hidden: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """h_0 goes through every layer; the last norm keeps its sign, because all other coordinates are equal."""
-    tensors = {"token_embeddings.weight": torch.zeros(vocab_size, _EMBEDDING)}
-
-    def linear(name: str, weight: torch.Tensor) -> None:
-        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = weight, torch.zeros(weight.shape[0])
-
-    def norm(name: str) -> None:
-        tensors[f"{name}.weight"], tensors[f"{name}.bias"] = torch.ones(hidden), torch.zeros(hidden)
-
-    linear("logits_projection", torch.zeros(hidden, min(_TOP_LOGITS, vocab_size)))
-    linear("combined_projection", _first(hidden, 2 * hidden + _EMBEDDING))
-    linear("backbone.input_projection", torch.eye(hidden))
-    for block in range(2):
-        norm(f"backbone.blocks.{block}.layer_norm")
-        linear(f"backbone.blocks.{block}.mlp.0", _first(4 * hidden, hidden))
-        linear(f"backbone.blocks.{block}.mlp.3", torch.zeros(hidden, 4 * hidden))
-    norm("backbone.output_layer.0")
-    linear("backbone.output_layer.1", _first(1, hidden) * _STEEP)
+def _tensors(module: nn.Module, weights: dict[str, float]) -> dict[str, torch.Tensor]:
+    """The module's tensors: linear layers are zero, but for weights from the first input to the first output."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+    tensors: dict[str, torch.Tensor] = module.state_dict()
+    for name, weight in weights.items():
+        tensors[name].view(-1)[0] = weight
     return tensors

@@ -18,7 +18,6 @@ import json
 import math
 import random
 import time
-from argparse import Namespace
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from itertools import cycle
@@ -45,7 +44,6 @@ _cpu_s = 0.0
 
 
 def options(parser: Any) -> None:
-    """Options of this file, beside locust's own."""
     parser.set_defaults(run_time="60s")
     group = parser.add_argument_group("TokenRouter")
     group.add_argument("--grpc-url", default="127.0.0.1:8001", help="Triton's gRPC endpoint")
@@ -55,14 +53,12 @@ def options(parser: Any) -> None:
     group.add_argument("--max-tokens", type=int, default=160, help="of a response")
     group.add_argument("--fields", default="{}", help='further input tensors, like {"policy": "r2r"}')
     group.add_argument("--arrival-rate", type=float, default=0.0, help="open loop: requests per second of all users")
-    group.add_argument("--arrivals", choices=("poisson", "fixed"), default="poisson", help="of the open loop")
     group.add_argument("--most-open", type=int, default=256, help="open loop: a user's requests that may run at once")
     group.add_argument("--request-timeout", type=float, default=120.0, help="seconds until a response counts as hung")
     group.add_argument("--summary", type=Path, help="CSV file to add the exact table to")
 
 
 def start(environment: Any, **_: Any) -> None:
-    """Reads the prompts."""
     global _prompts, _cpu_s
     _timings.clear()
     _cpu_s = time.process_time()
@@ -70,15 +66,14 @@ def start(environment: Any, **_: Any) -> None:
 
 
 def report(environment: Any, **_: Any) -> None:
-    """Prints and writes the exact table."""
-    chosen: Namespace = environment.parsed_options
+    chosen = environment.parsed_options
     tokens = sum(timing.tokens for timing in _timings)
     cpu_s = time.process_time() - _cpu_s
     rows = [
         {
             "tool": "locust",
             "user": " ".join(user.__name__ for user in environment.user_classes),
-            "loop": f"open, {chosen.arrivals} {chosen.arrival_rate:g}/s" if chosen.arrival_rate else "closed",
+            "loop": f"open, poisson {chosen.arrival_rate:g}/s" if chosen.arrival_rate else "closed",
             "in_flight": "" if chosen.arrival_rate else chosen.num_users or 1,
             **summary(_timings),
             "client_cpu_s_per_1000_tokens": round(1000 * cpu_s / tokens, 3) if tokens else "",
@@ -103,7 +98,7 @@ class _StreamingUser(User):
     protocol: ClassVar[str] = ""
 
     def on_start(self) -> None:
-        self.chosen: Namespace = self.environment.parsed_options
+        self.chosen = self.environment.parsed_options
         self.fields = {"max_tokens": self.chosen.max_tokens, **json.loads(self.chosen.fields)}
         self._running = Group()
         self._due = time.perf_counter()
@@ -117,7 +112,7 @@ class _StreamingUser(User):
         rate = self.chosen.arrival_rate / max(1, self.environment.runner.target_user_count)
         if not rate:
             return 0.0
-        self._due += _random.expovariate(rate) if self.chosen.arrivals == "poisson" else 1.0 / rate
+        self._due += _random.expovariate(rate)
         return max(0.0, self._due - time.perf_counter())
 
     @task
@@ -134,7 +129,6 @@ class _StreamingUser(User):
         self._report(self.send(next(_prompts), Timing(started=due)))
 
     def send(self, prompt: str, timing: Timing) -> Timing:
-        """Sends a prompt and waits for the end of the response."""
         raise NotImplementedError
 
     def _report(self, timing: Timing) -> None:

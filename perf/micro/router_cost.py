@@ -18,7 +18,7 @@ import torch
 import typer
 
 from perf.command import run
-from perf.rows import Columns, show, shown, table
+from perf.rows import Columns, report, shown, table
 from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.torch.config import TorchEngineConfig
@@ -122,10 +122,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     rows = list(measure(repository, batch, steps))
-    if as_json:
-        print(json.dumps(rows, indent=2))
-    else:
-        show(table([shown(row, _SHOWN) for row in rows]))
+    report(rows, table(shown(row, _SHOWN) for row in rows), as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import typer
 
 from perf.command import run
 from perf.emulated.repository import VOCAB_SIZE
-from perf.rows import Columns, show, shown, table, write_rows
+from perf.rows import Columns, report, shown, table
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.engines.emulated.signals import SignalsConfig
@@ -76,9 +76,7 @@ def main(
                 "largest_error_ms": largest,
             }
         )
-    show(table([shown(row, _SHOWN) for row in rows], "emulated engine"))
-    if csv_file is not None:
-        write_rows(csv_file, rows)
+    report(rows, table((shown(row, _SHOWN) for row in rows), "emulated engine"), csv_file=csv_file)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,8 @@ def _served(
             windows = measure(server, profile.names, n, plan)
             drawn = _as_drawn(drawn_profile(profile, windows), n, named)
             rates = [window.tokens_per_second for window in windows]
-            handoffs = [ms for window in windows for ms in window.mean_handoff_ms.values() if ms == ms]
+            handoffs = [window.figures[f"mean_handoff_ms.{name}"] for window in windows for name in profile.names]
+            handoffs = [ms for ms in handoffs if ms == ms]
             yield Measured(
                 tokens_per_second=fmean(rates),
                 spread=(max(rates) - min(rates)) / fmean(rates) if len(rates) > 1 else None,

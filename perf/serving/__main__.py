@@ -17,93 +17,24 @@ are faster by what those add (measured first), so that whole steps take the prof
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perf.command import run
-from perf.emulated.deployment import EmulatedDeployment, Thresholds
 from perf.emulated.routing import FOLLOWING, routed
-from perf.rows import show, table, write_rows
-from perf.serving.result import Result, drawn_profile, predict
-from perf.serving.run import Plan, measure, work_around_engines
-from perf.serving.settings import Best, setting, tuned_for
-from perf.serving.tables import details, figures
-from perf.serving.window import Window
+from perf.rows import report, table
+from perf.serving import tables
+from perf.serving.run import Plan
+from perf.serving.study import Study
 from perf.traces.trace import read_traces, scripts, traced
-from tools.dtmc.profile import Profile, load_profile
+from tools.dtmc.profile import load_profile
 from tools.progress import LateProgress
-from tools.simulate.run import throughput
 
 IN_FLIGHT = [1, 2, 4, 8, 16]
 SETTINGS = ["eager", "best"]
-
-
-@dataclass(frozen=True)
-class Study:
-    """Everything that all settings of thresholds share.
-
-    Attributes:
-        profile: step times and routing.
-        policy: what makes the routing.
-        plan: how to measure.
-        in_flight: what to measure.
-        simulated: add the simulator's throughput.
-        around_ms: see `EmulatedDeployment`.
-    """
-
-    profile: Profile
-    policy: str
-    plan: Plan
-    in_flight: Sequence[int]
-    simulated: bool = False
-    around_ms: Mapping[str, float] = field(default_factory=dict)
-
-    def calibrated(self, report: LateProgress) -> Study:
-        """The same with engines that are faster by what comes on top of them."""
-        around_ms = work_around_engines(
-            self.profile, self.in_flight, self.plan, policy=self.policy, report=lambda _: report("calibrating", 0.0)
-        )
-        return replace(self, around_ms=around_ms)
-
-    def results(self, thresholds: Thresholds, best: Best, report: LateProgress) -> Iterator[Result]:
-        """Starts one server with these thresholds and measures every number in flight."""
-        names, most = self.profile.names, max(self.in_flight)
-        deployment = EmulatedDeployment(self.profile, self.policy, most, thresholds, self.around_ms)
-        with deployment.serve() as server:
-            for done, n in enumerate(self.in_flight):
-
-                def told(stage: str, n: int = n, share: float = done / len(self.in_flight)) -> None:
-                    report(f"{thresholds.label}, {n} in flight: {stage}", share)
-
-                windows = tuple(measure(server, names, n, self.plan, told))
-                yield self._result(thresholds, n, windows, best.at(n).tokens_per_second)
-
-    def _result(self, thresholds: Thresholds, n: int, windows: tuple[Window, ...], limit: float) -> Result:
-        chosen = thresholds.at(n, self.profile.names)
-        chain = predict(self.profile, n, chosen)
-        drawn = predict(drawn_profile(self.profile, windows), n, chosen)
-        return Result(
-            label=thresholds.label,
-            in_flight=n,
-            thresholds=chosen,
-            windows=windows,
-            chain=chain,
-            limit=limit,
-            as_drawn=None if drawn is None else drawn.tokens_per_second,
-            simulated=throughput(self.profile, n, chosen) if self.simulated and chain is not None else None,
-            around_ms=self.around_ms,
-        )
-
-
-def replayed(profile: Profile, trace: Path, plan: Plan) -> tuple[Profile, Plan]:
-    """The profile with the mean routing of a file of traces, and a plan that replays them."""
-    traces = read_traces(trace)
-    return traced(profile, traces), replace(plan, scripts=scripts(traces))
 
 
 def main(
@@ -116,9 +47,7 @@ def main(
     thresholds: Annotated[
         list[str], typer.Option(help="eager, best, or like small=1,large=3; a server each.")
     ] = SETTINGS,
-    tuned: Annotated[
-        int, typer.Option("--tuned-for", help="Also a table for 1..N, and the thresholds for N everywhere.")
-    ] = 0,
+    tuned_for: Annotated[int, typer.Option(help="Also a table for 1..N, and the thresholds for N anywhere.")] = 0,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a window.")] = 10.0,
     repeats: Annotated[int, typer.Option(min=1, help="Windows; the median is reported.")] = 3,
     warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds before the first window.")] = 2.0,
@@ -133,25 +62,14 @@ def main(
     if trace is None:
         loaded = routed(loaded, policy, leave_rate=leave_rate, return_rate=return_rate)
     else:
-        policy = "scripted"
-        loaded, plan = replayed(loaded, trace, plan)
+        traces, policy = read_traces(trace), "scripted"
+        loaded, plan = traced(loaded, traces), replace(plan, scripts=scripts(traces))
     study = Study(loaded, policy, plan, inflight, simulate)
-    with LateProgress() as report:
-        best = Best(loaded, report)
-        settings = [setting(name, inflight, best) for name in thresholds]
-        settings += tuned_for(tuned, best) if tuned else []
-        study = study.calibrated(report) if whole_step else study
-        results = [result for chosen in settings for result in study.results(chosen, best, report)]
-    rows = [{"policy": policy, **result.row()} for result in results]
-    if csv:
-        write_rows(csv, rows)
-    if as_json:
-        print(json.dumps(rows, indent=2))
-    else:
-        show(
-            table([figures(row) for row in rows], "emulated: step times are the profile's"),
-            table([details(row) for row in rows]),
-        )
+    with LateProgress() as progress:
+        study = study.calibrated(progress) if whole_step else study
+        rows = list(study.rows(thresholds, tuned_for, progress))
+    measured = table(map(tables.figures, rows), "emulated: step times are the profile's")
+    report(rows, measured, table(map(tables.details, rows)), as_json=as_json, csv_file=csv)
 
 
 if __name__ == "__main__":

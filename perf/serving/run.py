@@ -97,8 +97,8 @@ def work_around_engines(
         for n in in_flight:
             (window,) = measure(server, profile.names, n, short, report)
             for name, model in profile.models.items():
-                batch = max(1, round(window.mean_batch[name]))
-                added[name].append(window.mean_step_ms[name] - model.step_time_ms(batch))
+                batch = max(1, round(window.figures[f"mean_batch.{name}"]))
+                added[name].append(window.figures[f"mean_step_ms.{name}"] - model.step_time_ms(batch))
     return {name: max(0.0, fmean(values)) for name, values in added.items()}
 
 

@@ -59,8 +59,8 @@ def details(row: Row) -> dict[str, str]:
 
 
 def _reasons(row: Row, model: str) -> str:
-    shares = {why.value: row[f"{why.value}.{model}"] for why in Reason if f"{why.value}.{model}" in row}
-    return ", ".join(f"{why} {share:.0%}" for why, share in shares.items())
+    shares = {why.value: row[f"{why.value}.{model}"] for why in Reason}
+    return ", ".join(f"{why} {share:.0%}" for why, share in shares.items() if share)
 
 
 def against_the_model(rows: Sequence[Row]) -> str:

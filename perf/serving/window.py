@@ -25,33 +25,28 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Between two marks; dicts are by model unless they say otherwise.
+    """Between two marks.
 
     Attributes:
         seconds: between the moments at which the entry model took its numbers.
         tokens: committed.
-        tokens_per_second: committed, all requests together.
-        mean_batch: requests per step.
-        mean_step_ms: time of a step, sampling and routing included.
-        mean_wait_ms: from ready, as the model's loop sees it, to the start of the step.
-        utilisation: share of the time in steps.
-        reasons: share of steps by the reason why they started.
-        mean_handoff_ms: of hand-offs to a model that was idle; NaN if there was none.
-        routes: share of requests by where they went after a step, as drawn.
-        cpu_s_per_1000_tokens: by process; ``load`` is the load generator.
+        routes: model -> share of requests by where they went after a step, as drawn.
+        figures: by name and model: ``mean_batch.small`` requests per step; ``mean_step_ms`` of a step, sampling and
+            routing included; ``mean_wait_ms`` from ready, as the model's loop sees it, to the start of the step;
+            ``utilisation``, share of the time in steps; ``mean_handoff_ms`` of hand-offs to a model that was idle, NaN
+            without any; ``threshold``, ``all_ready``, ``deadline``: share of steps that started for this reason.
+            ``cpu_s_per_1000_tokens`` is by process; ``load`` is the load generator.
     """
 
     seconds: float
     tokens: float
-    tokens_per_second: float
-    mean_batch: dict[str, float]
-    mean_step_ms: dict[str, float]
-    mean_wait_ms: dict[str, float]
-    utilisation: dict[str, float]
-    reasons: dict[str, dict[str, float]]
-    mean_handoff_ms: dict[str, float]
     routes: dict[str, dict[str, float]]
-    cpu_s_per_1000_tokens: dict[str, float]
+    figures: dict[str, float]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Committed, all requests together."""
+        return self.tokens / self.seconds
 
 
 def mark(server: TritonServer) -> Mark:
@@ -73,21 +68,26 @@ def cpu_seconds(server: TritonServer, *, own: str = "load") -> dict[str, float]:
 def between(start: Mark, end: Mark, models: Sequence[str]) -> Window:
     """What happened between two marks."""
     delta = end.metrics.since(start.metrics)
-    seconds = delta.value(TAKEN, model=ENTRY)
     tokens = delta.value("tokenrouter_tokens", model=ENTRY)
-    busy = {name: delta.value("tokenrouter_step_seconds_sum", model=name) for name in models}
+    figures: dict[str, float] = {}
+    for name in models:
+        busy_s = delta.value("tokenrouter_step_seconds_sum", model=name)
+        figures |= {
+            f"mean_batch.{name}": _mean(delta, "tokenrouter_batch_size", name),
+            f"mean_step_ms.{name}": 1e3 * _mean(delta, "tokenrouter_step_seconds", name),
+            f"mean_wait_ms.{name}": 1e3 * _mean(delta, "tokenrouter_ready_wait_seconds", name),
+            f"utilisation.{name}": busy_s / delta.value(TAKEN, model=name),
+            f"mean_handoff_ms.{name}": 1e3 * _mean(delta, "tokenrouter_handoff_seconds", name),
+        }
+        reasons = _shares(delta, "tokenrouter_steps_by_reason", "reason", name)
+        figures |= {f"{reason}.{name}": share for reason, share in reasons.items()}
+    for name, cpu_s in start.cpu_s.items():
+        figures[f"cpu_s_per_1000_tokens.{name}"] = 1e3 * (end.cpu_s[name] - cpu_s) / tokens
     return Window(
-        seconds=seconds,
+        seconds=delta.value(TAKEN, model=ENTRY),
         tokens=tokens,
-        tokens_per_second=tokens / seconds,
-        mean_batch={name: _mean(delta, "tokenrouter_batch_size", name) for name in models},
-        mean_step_ms={name: 1e3 * _mean(delta, "tokenrouter_step_seconds", name) for name in models},
-        mean_wait_ms={name: 1e3 * _mean(delta, "tokenrouter_ready_wait_seconds", name) for name in models},
-        utilisation={name: busy[name] / delta.value(TAKEN, model=name) for name in models},
-        reasons={name: _shares(delta, "tokenrouter_steps_by_reason", "reason", name) for name in models},
-        mean_handoff_ms={name: 1e3 * _mean(delta, "tokenrouter_handoff_seconds", name) for name in models},
         routes={name: _shares(delta, "tokenrouter_routes", "target", name) for name in models},
-        cpu_s_per_1000_tokens={name: 1e3 * (end.cpu_s[name] - cpu) / tokens for name, cpu in start.cpu_s.items()},
+        figures=figures,
     )
 
 
@@ -97,6 +97,7 @@ def _mean(delta: Scrape, name: str, model: str) -> float:
 
 
 def _shares(delta: Scrape, name: str, label: str, model: str) -> dict[str, float]:
+    """Every value of the label, also those with a share of 0."""
     total = delta.value(name, model=model)
     counts = {value: delta.value(name, model=model, **{label: value}) for value in delta.labels(name, label)}
-    return {value: count / total for value, count in counts.items() if count}
+    return {value: count / total for value, count in counts.items()} if total else {}

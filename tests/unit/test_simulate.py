@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tools.simulate.__main__ as cli
-from perf.micro.chain_vs_simulation import compare, random_cases
+from tests.unit.random_profiles import random_cases
 from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import load_profile, parse_profile
-from tools.dtmc.solve import Solution
+from tools.dtmc.solve import Solution, solve
 from tools.simulate.deployment import build_deployment
 from tools.simulate.load import Clients, Load
 from tools.simulate.loop import EventLoop
@@ -224,14 +224,17 @@ def test_delayed_beats_eager():
     "case", list(random_cases(30)), ids=lambda case: f"{len(case.thresholds)}-models-{case.inflight}"
 )
 def test_chain_and_simulation_agree_on_random_profiles(case):
-    found = compare(case, tokens=8000)
-    if found.relative_error > 0.005:
-        found = compare(case, tokens=20_000)
-    assert abs(found.difference) < 0.015
+    """Up to the simulator's standard error; with 100,000 tokens each the largest difference of the 30 is 0.32 %."""
+    chain = solve(case.profile, case.inflight, case.thresholds)
+    for tokens in (8000, 20_000):
+        found = simulate(case.profile, inflight=case.inflight, thresholds=case.thresholds, tokens=tokens)
+        if found.adjusted_standard_error < 0.005 * found.adjusted_tokens_per_second:
+            break
+    assert found.adjusted_tokens_per_second == pytest.approx(chain.tokens_per_second, rel=0.015)
     for name in case.profile.names:
-        assert found.simulation.mean_batch[name] == pytest.approx(found.chain.mean_batch[name], rel=0.05)
-        assert found.simulation.utilisation[name] == pytest.approx(found.chain.utilisation[name], rel=0.08)
-        assert found.simulation.mean_wait_ms[name] == pytest.approx(found.chain.mean_wait_ms[name], rel=0.15, abs=0.1)
+        assert found.mean_batch[name] == pytest.approx(chain.mean_batch[name], rel=0.05)
+        assert found.utilisation[name] == pytest.approx(chain.utilisation[name], rel=0.08)
+        assert found.mean_wait_ms[name] == pytest.approx(chain.mean_wait_ms[name], rel=0.15, abs=0.1)
 
 
 def test_results_have_the_names_of_the_chain_s():

@@ -13,7 +13,7 @@ import typer
 
 from perf.command import run
 from perf.load.timing import Timing, summary
-from perf.rows import show, upright, write_rows
+from perf.rows import report, upright
 from tools.errors import CommandError
 
 _NS = 1e-9
@@ -55,9 +55,7 @@ def main(
     table = [row for export in exports for row in rows(export)]
     if not table:
         raise CommandError(f"{folder} holds no concurrency_*.json with requests")
-    show(upright(table, "perf_analyzer"))
-    if csv is not None:
-        write_rows(csv, table)
+    report(table, upright(table, "perf_analyzer"), csv_file=csv)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,20 @@ from perf.command import run
 from perf.load.soak.clients import Workload
 from perf.load.soak.plot import plot
 from perf.load.soak.run import Outcome, Plan, soak
-from perf.rows import show, table, write_rows
+from perf.rows import Columns, show, shown, table, write_rows
 from tools.load import PROMPTS, read_prompts
 from tools.progress import LateProgress
 from tools.tritonserver.server import TritonServer
 
+_SHOWN: Columns = {
+    "process": ("process", ""),
+    "measure": ("measure", ""),
+    "first third": ("first", ".1f"),
+    "last third": ("last", ".1f"),
+    "growth": ("relative", "+.2%"),
+    "slope per hour": ("slope_per_hour", "+.1f"),
+    "flat": ("flat", ""),
+}
 MIXED = ("", "rstitch", "r2r", "citer", "collm", "query_level", "random")
 
 
@@ -63,19 +72,7 @@ def _print(outcome: Outcome) -> None:
         f"{outcome.seconds:.0f} s, {sum(outcome.requests.values())} requests ({reasons}), {outcome.tokens} tokens, "
         f"{outcome.tokens / outcome.seconds:.0f} tokens/s; the longest response took {outcome.longest_s:.2f} s"
     )
-    rows = [
-        {
-            "process": row.process,
-            "measure": row.measure,
-            "first third": f"{row.first:.1f}",
-            "last third": f"{row.last:.1f}",
-            "growth": f"{row.relative:+.2%}",
-            "slope per hour": f"{row.slope_per_hour:+.1f}",
-            "flat": "yes" if row.flat else "NO",
-        }
-        for row in outcome.growth
-    ]
-    show(table(rows))
+    show(table(shown({**growth.facts(), "flat": "yes" if growth.flat else "NO"}, _SHOWN) for growth in outcome.growth))
     for failure in outcome.failures:
         print(f"FAILED: {failure}")
     if not outcome.failures:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 import grpc
@@ -50,22 +50,28 @@ class Workload:
         return 1 + number // self.cancel_every % 8
 
 
+@dataclass
+class Served:
+    """What clients got: requests by finish reason ("cancelled" by the client), and what failed."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    longest_s: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
 class Clients:
     """Keeps `in_flight` requests running from `start` to `stop`, each on a connection of its own.
 
     Unlike `tools.load.ClosedLoop`, every request has a time limit, and can be cancelled alone.
     """
 
-    def __init__(self, url: str, workload: Workload, in_flight: int) -> None:
-        self._url, self._workload = url, workload
+    def __init__(self, url: str, workload: Workload, in_flight: int, served: Served) -> None:
+        self._url, self._workload, self._served = url, workload, served
         self._numbers = count()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(in_flight)]
-        self.finished: Counter[str] = Counter()  # by finish reason
-        self.tokens = 0
-        self.longest_s = 0.0
-        self.errors: list[str] = []
 
     def start(self) -> None:
         for thread in self._threads:
@@ -81,7 +87,7 @@ class Clients:
 
     def _client(self) -> None:
         with open_channel(self._url) as channel:
-            while not self._stopping.is_set() and len(self.errors) < _MOST_ERRORS:
+            while not self._stopping.is_set() and len(self._served.errors) < _MOST_ERRORS:
                 number, timing = next(self._numbers), Timing()
                 try:
                     self._send(channel, number, timing)
@@ -95,9 +101,10 @@ class Clients:
         over_grpc(channel, request, timing, timeout_s=load.watchdog_s, cancel_after=cancel_after)
 
     def _note(self, number: int, timing: Timing) -> None:
+        served = self._served
         with self._lock:
-            self.finished[timing.finish_reason or "error"] += 1
-            self.tokens += timing.tokens
-            self.longest_s = max(self.longest_s, time.perf_counter() - timing.started)
+            served.requests[timing.finish_reason or "error"] += 1
+            served.tokens += timing.tokens
+            served.longest_s = max(served.longest_s, time.perf_counter() - timing.started)
             if timing.error:
-                self.errors.append(f"request {number}: {timing.error}")
+                served.errors.append(f"request {number}: {timing.error}")

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -131,15 +131,8 @@ class Growth:
         return f"{self.process}: {self.measure} grew from {self.first:.1f} to {self.last:.1f} ({self.relative:+.1%})"
 
     def facts(self) -> dict[str, object]:
-        return {
-            "process": self.process,
-            "measure": self.measure,
-            "first": round(self.first, 2),
-            "last": round(self.last, 2),
-            "relative": round(self.relative, 5),
-            "slope_per_hour": round(self.slope_per_hour, 2),
-            "flat": self.flat,
-        }
+        rounded = {"first": round(self.first, 2), "last": round(self.last, 2), "relative": round(self.relative, 5)}
+        return {**asdict(self), **rounded, "slope_per_hour": round(self.slope_per_hour, 2)}
 
 
 def growth(samples: Sequence[Sample], *, warm_up_s: float, limit: float) -> list[Growth]:

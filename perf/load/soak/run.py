@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perf.load.soak.clients import Clients, Workload
+from perf.load.soak.clients import Clients, Served, Workload
 from perf.load.soak.memory import Growth, Sample, Sampler, growth
 from tools.metrics import busy
 from tools.tritonserver.server import TritonServer
@@ -37,15 +37,11 @@ class Plan:
 
 
 @dataclass
-class Outcome:
-    """What came of it.
+class Outcome(Served):
+    """What came of it; `errors` has processes that ended, too.
 
     Attributes:
         seconds: of load.
-        requests: that ended, by finish reason; "cancelled" by the client.
-        tokens: that clients got.
-        longest_s: the longest response.
-        errors: of requests and of processes that ended.
         hung: clients that never came back.
         held: gauges that did not return to 0.
         log_errors: error lines that the server's log got.
@@ -54,10 +50,6 @@ class Outcome:
     """
 
     seconds: float = 0.0
-    requests: dict[str, int] = field(default_factory=dict)
-    tokens: int = 0
-    longest_s: float = 0.0
-    errors: list[str] = field(default_factory=list)
     hung: int = 0
     held: dict[str, float] = field(default_factory=dict)
     log_errors: list[str] = field(default_factory=list)
@@ -107,20 +99,18 @@ def soak(server: TritonServer, workload: Workload, plan: Plan, report: Callable[
         ValueError: too short to judge memory.
     """
     outcome, logged = Outcome(), len(server.log_text())
-    clients = Clients(server.grpc_url, workload, plan.in_flight)
+    clients = Clients(server.grpc_url, workload, plan.in_flight, outcome)
     pids = {"tritonserver": server.pid, **dict(sorted(server.stub_pids().items()))}
     sampler = Sampler(pids, plan.interval_s, lambda name: outcome.errors.append(f"process {name} ended"))
     started = time.monotonic()
     sampler.start()
     clients.start()
-    while (elapsed := time.monotonic() - started) < plan.seconds and not (clients.errors or outcome.errors):
-        report(_progress(clients, sampler), elapsed / plan.seconds)
+    while (elapsed := time.monotonic() - started) < plan.seconds and not outcome.errors:
+        report(_progress(outcome, sampler), elapsed / plan.seconds)
         time.sleep(min(1.0, plan.seconds - elapsed))
     sampler.stop()
     outcome.seconds = time.monotonic() - started
     outcome.hung = clients.stop()
-    outcome.requests, outcome.tokens, outcome.longest_s = dict(clients.finished), clients.tokens, clients.longest_s
-    outcome.errors += clients.errors
     outcome.samples = sampler.samples
     if not outcome.errors:
         outcome.held = _held(server)
@@ -129,9 +119,9 @@ def soak(server: TritonServer, workload: Workload, plan: Plan, report: Callable[
     return outcome
 
 
-def _progress(clients: Clients, sampler: Sampler) -> str:
+def _progress(served: Served, sampler: Sampler) -> str:
     memory = ", ".join(f"{name} {look.values['rss_mib']:.1f}" for name, look in sampler.newest().items())
-    return f"{clients.finished.total()} requests, {clients.tokens} tokens, MiB: {memory}"
+    return f"{served.requests.total()} requests, {served.tokens} tokens, MiB: {memory}"
 
 
 def _held(server: TritonServer) -> dict[str, float]:

@@ -1,0 +1,113 @@
+"""One profile and policy, measured under settings of thresholds and numbers in flight: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
+from perf.serving.result import beside_model, figures, predict, rates
+from perf.serving.run import Plan, measure, work_around_engines
+from tools.dtmc.network import parse_thresholds
+from tools.dtmc.profile import Profile
+from tools.dtmc.search import SearchResult, search
+from tools.simulate.run import throughput
+
+Best = Callable[[int], SearchResult]
+"""The chain's best thresholds by number in flight."""
+Report = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What all rows share.
+
+    Attributes:
+        profile: step times and routing.
+        policy: what makes the routing.
+        plan: how to measure.
+        in_flight: what to measure.
+        simulate: add the simulator's throughput.
+        around_ms: see `EmulatedDeployment`.
+    """
+
+    profile: Profile
+    policy: str
+    plan: Plan
+    in_flight: Sequence[int]
+    simulate: bool = False
+    around_ms: Mapping[str, float] = field(default_factory=dict)
+
+    def calibrated(self, report: Report) -> Study:
+        """The same with engines that are faster by what comes on top of them."""
+        around_ms = work_around_engines(
+            self.profile, self.in_flight, self.plan, policy=self.policy, report=lambda _: report("calibrating", 0.0)
+        )
+        return replace(self, around_ms=around_ms)
+
+    def rows(self, names: Sequence[str], tuned_for: int, report: Report) -> Iterator[dict[str, Any]]:
+        """All rows of settings, see `setting`; `tuned_for` adds those of that function unless it is 0."""
+
+        @cache
+        def best(in_flight: int) -> SearchResult:
+            return search(self.profile, in_flight, report=report)
+
+        settings = [setting(name, self.in_flight, best) for name in names]
+        for thresholds in [*settings, *tuned(tuned_for, best)]:
+            yield from self._served(thresholds, best, report)
+
+    def _served(self, thresholds: Thresholds, best: Best, report: Report) -> Iterator[dict[str, Any]]:
+        """Starts one server with these thresholds and measures every number in flight. Emulated, say the rows."""
+        names, most = self.profile.names, max(self.in_flight)
+        deployment = EmulatedDeployment(self.profile, self.policy, most, thresholds, self.around_ms)
+        with deployment.serve() as server:
+            for done, n in enumerate(self.in_flight):
+
+                def told(stage: str, n: int = n, share: float = done / len(self.in_flight)) -> None:
+                    report(f"{thresholds.label}, {n} in flight: {stage}", share)
+
+                windows = measure(server, names, n, self.plan, told)
+                chosen = thresholds.at(n, names)
+                yield {
+                    "policy": self.policy,
+                    "kind": "emulated",
+                    "profile_times_are_of": "whole steps" if self.around_ms else "engines",
+                    "in_flight": n,
+                    "setting": thresholds.label,
+                    "thresholds": " ".join(f"{name}={b}" for name, b in chosen.items()),
+                    **rates(windows),
+                    **beside_model(self.profile, n, chosen, windows, best(n).tokens_per_second),
+                    "simulated_tokens_per_second": self._simulated(n, chosen),
+                    **figures(windows),
+                    **{f"around_ms.{name}": round(ms, 4) for name, ms in self.around_ms.items()},
+                }
+
+    def _simulated(self, in_flight: int, thresholds: dict[str, int]) -> float | None:
+        if not self.simulate or predict(self.profile, in_flight, thresholds) is None:
+            return None
+        return round(throughput(self.profile, in_flight, thresholds), 2)
+
+
+def setting(name: str, in_flight: Sequence[int], best: Best) -> Thresholds:
+    """``eager``, ``best`` (a table of the best at the given numbers in flight), or thresholds like small=1,large=3.
+
+    Raises:
+        ThresholdError: none of these.
+    """
+    if name == "eager":
+        return EAGER
+    if name == "best":
+        return Thresholds("best", {n: best(n).thresholds for n in in_flight})
+    return Thresholds(name, {0: parse_thresholds(name)})
+
+
+def tuned(most: int, best: Best) -> list[Thresholds]:
+    """A table for 1..`most` in flight, and the thresholds for `most` at any number in flight; nothing for 0."""
+    if not most:
+        return []
+    return [
+        Thresholds(f"table 1..{most}", {n: best(n).thresholds for n in range(1, most + 1)}),
+        Thresholds(f"fixed for {most}", {0: best(most).thresholds}),
+    ]
