@@ -99,7 +99,7 @@ class EmulatedDeployment:
             yield server
 
     def _engine_ms(self, name: str) -> float | dict[int, float]:
-        """At every batch size, because engine and profile differ in how they continue a table."""
+        """At every batch size, because a table that is cut off at 0 would be continued by another slope."""
         model, around_ms = self.profile.models[name], self.around_ms.get(name, 0.0)
         if isinstance(model.step_ms, float):
             return max(0.0, model.step_ms - around_ms)

@@ -8,7 +8,7 @@ import pytest
 
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.network import build_network
-from tools.dtmc.profile import dump_profile, load_profile, parse_profile, step_time_ms
+from tools.dtmc.profile import dump_profile, load_profile, parse_profile
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"
 GOOD = """
@@ -28,28 +28,11 @@ def test_the_shipped_profiles_load_and_round_trip(path: Path) -> None:
     assert parse_profile(dump_profile(profile)) == profile
 
 
-@pytest.mark.parametrize(
-    ("batch", "extended", "milliseconds"),
-    [
-        pytest.param(1, 0, 20.0, id="measured"),
-        pytest.param(2, 0, 22.0, id="between"),
-        pytest.param(4, 0, 27.0, id="between-the-next"),
-        pytest.param(7, 0, 36.0, id="beyond-the-last-by-its-slope"),
-        pytest.param(3, 4, 26.0, id="extended-tokens"),
-    ],
-)
-def test_step_times_are_interpolated(batch: int, extended: int, milliseconds: float) -> None:
-    assert step_time_ms(parse_profile(GOOD), "large", batch, extended) == pytest.approx(milliseconds)
-
-
-def test_a_plain_step_time_is_constant() -> None:
-    assert step_time_ms(parse_profile(GOOD), "small", 100) == 6.0
-
-
-def test_below_the_smallest_measured_batch_the_time_is_that_of_the_smallest() -> None:
-    profile = parse_profile(GOOD.replace("{1: 20.0, 3: 24.0, 5: 30.0}", "{4: 24.0, 8: 22.0}"))
-    assert step_time_ms(profile, "large", 1) == 24.0
-    assert step_time_ms(profile, "large", 20) == 22.0  # a falling measurement is noise, not a trend
+def test_a_profile_asks_the_rule_for_step_times_and_adds_extended_tokens() -> None:
+    profile = parse_profile(GOOD)
+    assert profile.models["small"].step_time_ms(100) == 6.0
+    assert profile.models["large"].step_time_ms(7) == pytest.approx(36.0)
+    assert profile.models["large"].step_time_ms(3, 4) == pytest.approx(26.0)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ def test_routes_are_counted_by_target_and_commit() -> None:
         ReportRow(1, 1, Outcome.LENGTH, [7]),
         ReportRow(1, 1, Outcome.FAILED, []),
         ReportRow(1, 1, Outcome.LOST, []),
-        None,
     ]
     for row in rows:
         statistics.settled(row)

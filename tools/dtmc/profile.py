@@ -25,13 +25,13 @@ handoff_ms: 0.0                   # delay of one hand-off between two models
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from tokenrouter.step_time import step_time_ms
 from tools.dtmc.errors import ProfileError
 
 ROW_TOLERANCE = 1e-6  # a row of P may miss 1 by rounding of printed probabilities, not more
@@ -53,11 +53,16 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_batch: BatchSize | None = None
 
     def step_time_ms(self, batch: int, extended_tokens: float = 0.0) -> float:
-        """Milliseconds of one step; see `step_time_ms` of the module for the rule between and beyond measurements."""
+        """Milliseconds of one step, by the rule of `tokenrouter.step_time`.
+
+        Args:
+            batch: number of requests in the step, 1 or more.
+            extended_tokens: of the whole batch, beyond the one input token that every request has in any step; each
+                adds `extend_ms_per_token`. A mean may be fractional.
+        """
         if batch < 1:
             raise ValueError(f"a step has at least one request, not {batch}")
-        base = self.step_ms if isinstance(self.step_ms, float) else _interpolate(self.step_ms, batch)
-        return base + self.extend_ms_per_token * extended_tokens
+        return step_time_ms(self.step_ms, batch) + self.extend_ms_per_token * extended_tokens
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -96,26 +101,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return tuple(tuple(self.commit.get(i, {}).get(j, 0.0) for j in self.names) for i in self.names)
 
 
-def step_time_ms(profile: Profile, model: str, batch: int, extended_tokens: float = 0.0) -> float:
-    """Milliseconds that one step of `model` takes.
-
-    Between two measured batch sizes the time is interpolated linearly. Below the smallest it is that of the smallest.
-    Beyond the largest each further request costs what one request cost between the last two measurements (never less
-    than nothing); a table with one entry, and a plain number, are constant. `extended_tokens` counts the tokens of the
-    whole batch that the step takes in beyond the one input token that every request has in any step; each adds
-    `extend_ms_per_token`.
-
-    Args:
-        profile: where the times come from.
-        model: name of the model.
-        batch: number of requests in the step, 1 or more.
-        extended_tokens: see above; a mean may be fractional.
-    """
-    if model not in profile.models:
-        raise ProfileError(f"no model {model!r} in the profile; it has {', '.join(profile.names)}")
-    return profile.models[model].step_time_ms(batch, extended_tokens)
-
-
 def load_profile(path: Path) -> Profile:
     """Reads and checks a profile file.
 
@@ -142,18 +127,6 @@ def parse_profile(text: bytes | str) -> Profile:
 def dump_profile(profile: Profile) -> str:
     """YAML text that `parse_profile` reads back to an equal profile."""
     return msgspec.yaml.encode(profile).decode()
-
-
-def _interpolate(table: Mapping[int, float], batch: int) -> float:
-    sizes = sorted(table)
-    if batch <= sizes[0] or len(sizes) == 1:
-        return table[sizes[0]]
-    upper = next((i for i, size in enumerate(sizes) if size >= batch), len(sizes) - 1)
-    left, right = sizes[upper - 1], sizes[upper]
-    slope = (table[right] - table[left]) / (right - left)
-    if batch > right:
-        return table[right] + max(0.0, slope) * (batch - right)
-    return table[left] + slope * (batch - left)
 
 
 def _check_names(profile: Profile) -> None:

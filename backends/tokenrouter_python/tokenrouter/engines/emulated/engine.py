@@ -24,6 +24,7 @@ from tokenrouter.config import TOKENS_PER_BLOCK
 from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
 from tokenrouter.engines.emulated.signals import UNSURE_LOGIT, SignalsConfig, prompt_key, sure_logit, unsure
 from tokenrouter.errors import ConfigError, EngineFailed
+from tokenrouter.step_time import step_time_ms
 
 _NOISE_ROWS = 61
 _SPIN_S = 0.0002
@@ -45,7 +46,7 @@ class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`engine_config` of the emulated engine in model.yaml.
 
     Attributes:
-        step_ms: time of one step: a number, or a table batch size -> ms (linear in between, constant beyond).
+        step_ms: time of one step: a number, or a table batch size -> ms, continued by `tokenrouter.step_time`.
         extend_ms_per_token: added for every new token beyond one per request.
         hidden_size: width of the hidden states; 0 gives none. They are zeros, except for what `signals` says.
         margin: how far the preferred token's logit lies above the noise, which lies in [-1, 1].
@@ -185,7 +186,8 @@ class EmulatedEngine:
             self._open[row.handle].tokens.extend(row.tokens)
             new_tokens += len(row.tokens)
         result = self._result([self._open[row.handle] for row in rows if row.emit])
-        duration_ms = self.step_ms(len(rows)) + self._config.extend_ms_per_token * (new_tokens - len(rows))
+        config = self._config
+        duration_ms = step_time_ms(config.step_ms, len(rows)) + config.extend_ms_per_token * (new_tokens - len(rows))
         if duration_ms:
             self._sleep(started + duration_ms * 1e-3)
         return result
@@ -206,19 +208,6 @@ class EmulatedEngine:
         index = [i for i, token in enumerate(tokens) if token is not None]
         logits[index, [token for token in tokens if token is not None]] = preferred[index]
         return StepResult(logits, hidden)
-
-    def step_ms(self, batch: int) -> float:
-        """Step time in ms for a batch of decodes."""
-        table = self._config.step_ms
-        if not isinstance(table, dict):
-            return table
-        sizes = sorted(table)
-        if batch <= sizes[0] or batch >= sizes[-1]:
-            return table[sizes[0] if batch <= sizes[0] else sizes[-1]]
-        high = next(size for size in sizes if size >= batch)
-        low = max(size for size in sizes if size <= batch)
-        share = 0.0 if high == low else (batch - low) / (high - low)
-        return table[low] + share * (table[high] - table[low])
 
     def _scripted(self, sequence: _Sequence) -> int | None:
         position = sequence.position
