@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
 
+from tokenrouter.repository import Repository
 from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import LaunchError, find_installation
 from tools.tritonserver.ports import Ports
@@ -88,7 +89,7 @@ def _progress(
     status: Status, repository: Path, stopped: threading.Event, loaded: Callable[[], list[str]]
 ) -> Callable[[float], None]:
     """Shows what is still loading, and one line for each model that has been loaded."""
-    expected = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+    expected = Repository(repository).names()
     shown: list[str] = []
 
     def show(seconds: float) -> None:

@@ -129,27 +129,7 @@ def test_a_tokenizer_that_was_saved_with_truncation_or_padding_leaves_prompts_as
     assert len(loaded.encode("a long prompt").ids) == 13
 
 
-# --- folders and defaults ---------------------------------------------------------------------------------------------
-
-
-def test_the_newest_version_counts(tmp_path: Path) -> None:
-    for name in ("1", "2", "10", "new", "3.bak"):
-        (tmp_path / "small" / name).mkdir(parents=True)
-    assert Repository(tmp_path).version("small") == tmp_path / "small" / "10"
-
-
-def test_a_model_without_a_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"small has no version folder"):
-        Repository(tmp_path).version("small")
-
-
-@pytest.mark.parametrize(
-    ("model", "folder"), [("", "small/1"), ("model: weights", "small/1/weights"), ("model: ../../shared", "shared")]
-)
-def test_a_checkpoint_lies_in_the_version_folder_unless_named(tmp_path: Path, model: str, folder: str) -> None:
-    (tmp_path / "small" / "1").mkdir(parents=True)
-    (tmp_path / "small" / "1" / "model.yaml").write_text(f"engine: emulated\n{model}\n")
-    assert Repository(tmp_path).checkpoint("small") == (tmp_path / folder).resolve()
+# --- an entry -------------------------------------------------------------------------------------------------------
 
 
 def test_an_entry_takes_its_defaults_from_the_first_model(tmp_path: Path) -> None:
@@ -187,19 +167,3 @@ def test_end_ids_beyond_the_vocabulary_are_refused_at_load(tmp_path: Path) -> No
     repository = Repository(tmp_path, configs={"tokenrouter": raw})
     with pytest.raises(ConfigError, match=f"end_ids.*{VOCAB_SIZE}"):
         Entry(repository.entry("tokenrouter"), repository)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        pytest.param(None, "cannot be read", id="missing"),
-        pytest.param("name: ", "not a valid model configuration", id="broken"),
-        pytest.param('nme: "x"', "not a valid model configuration", id="unknown-field"),
-    ],
-)
-def test_a_bad_config_pbtxt_is_named(tmp_path: Path, text: str | None, says: str) -> None:
-    if text is not None:
-        (tmp_path / "small").mkdir()
-        (tmp_path / "small" / "config.pbtxt").write_text(text)
-    with pytest.raises(ConfigError, match=f"{tmp_path}/small/config.pbtxt .*{says}"):
-        Repository(tmp_path).config("small")

@@ -46,18 +46,7 @@ def test_applied_thresholds_are_read_back(repository: Path) -> None:
     assert [read.at(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [pytest.param("other", "no entry model 'other'; there is tokenrouter", id="wrong-name")],
-)
-def test_a_wrong_entry_is_named(repository: Path, entry: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_thresholds(repository, entry)
-
-
-def test_a_repository_without_entry_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="entry models: none; name one with --entry"):
-        read_thresholds(tmp_path)
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"), working_copy(tmp_path / "gone", in_place=False):
         pass
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenrouter.config import VERSION_FOLDER
+from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import Policy, load_policy
@@ -17,7 +18,7 @@ from tools.build_repository.complete import completed
 from tools.build_repository.model_checks import caught, model_problems
 from tools.build_repository.routers import policy_params, router_problems
 from tools.build_repository.spec import DeploymentSpec
-from tools.build_repository.thresholds import check_profile, threshold_problems
+from tools.build_repository.thresholds import threshold_problems
 
 
 def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
@@ -32,8 +33,6 @@ def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
     """
     found = list(_independent_problems(spec, output))
     finished = None
-    if not found:
-        found += caught(lambda: check_profile(spec)) if spec.tuning else []
     if not found:
         try:
             finished = completed(spec)
@@ -99,8 +98,6 @@ def _policy(spec: DeploymentSpec, output: Path) -> Policy:
 
 def _engine_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
     """What the adapter of TensorRT-LLM will refuse at load, minutes later and on another machine."""
-    from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
-
     policy = _policy(spec, output)
     for name, model in spec.models.items():
         if model.engine != "tensorrt_llm":

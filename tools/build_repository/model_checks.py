@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from tokenrouter.config import ENGINES, VERSION_FOLDER
+from tokenrouter.engines.tensorrt_llm.config import OWN_KEYS, unknown
 from tokenrouter.errors import ConfigError, RouterError
 from tools.build_repository.shapes import read_shape
 from tools.build_repository.spec import ModelSpec
@@ -61,8 +62,6 @@ def _option_problems(model: ModelSpec) -> Iterator[str]:
     if wrong := list(_type_problems(model)):
         yield from wrong
     elif model.engine == "tensorrt_llm":
-        from tokenrouter.engines.tensorrt_llm.config import OWN_KEYS, unknown
-
         yield from unknown({key: value for key, value in model.options.items() if key not in OWN_KEYS})
         if "gpus" in model.options:
             yield "gpus stands beside options, not in it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,25 +26,25 @@ def tuned(spec: DeploymentSpec) -> DeploymentSpec:
     """The deployment with the thresholds that its profile gives; unchanged if it names none.
 
     Raises:
-        ConfigError: see `check_profile`.
+        ConfigError: the profile is not valid, or is of other models; or the deployment has thresholds already.
     """
     if spec.tuning is None:
         return spec
-    check_profile(spec)
-    found = _searched(spec.tuning.profile, spec.tuning.inflight)
-    models = {name: replace(model, batching=found[name]) for name, model in spec.models.items()}
-    return replace(spec, models=models)
-
-
-def check_profile(spec: DeploymentSpec) -> Profile:
-    """The profile that `tuning` names.
-
-    Raises:
-        ConfigError: it is not valid, is of other models, or the deployment has thresholds already.
-    """
-    assert spec.tuning is not None
+    profile = _profile(spec, Path(spec.tuning.profile))
     try:
-        profile = load_profile(Path(spec.tuning.profile))
+        from tools.dtmc.search import search_table
+    except ImportError as exc:  # scipy is no dependency of a server
+        raise ConfigError(
+            f"tuning: the search needs {exc.name}, which is not installed; install it, or search elsewhere (python -m "
+            "tools.dtmc search --table) and write the thresholds into models.*.batching"
+        ) from exc
+    found = batching_of(profile, search_table(profile, spec.tuning.inflight))
+    return replace(spec, models={name: replace(model, batching=found[name]) for name, model in spec.models.items()})
+
+
+def _profile(spec: DeploymentSpec, path: Path) -> Profile:
+    try:
+        profile = load_profile(path)
     except DtmcError as exc:
         raise ConfigError(f"tuning.profile: {exc}") from exc
     if set(profile.names) != set(spec.models):
@@ -57,19 +56,6 @@ def check_profile(spec: DeploymentSpec) -> Profile:
         if model.batching != BatchingSpec():
             raise ConfigError(f"models.{name}.batching and tuning exclude each other; remove one")
     return profile
-
-
-@lru_cache(maxsize=8)
-def _searched(profile: str, inflight: int) -> dict[str, BatchingSpec]:
-    try:
-        from tools.dtmc.search import search_table
-    except ImportError as exc:  # scipy is no dependency of a server
-        raise ConfigError(
-            f"tuning: the search needs {exc.name}, which is not installed; install it, or search elsewhere (python -m "
-            "tools.dtmc search --table) and write the thresholds into models.*.batching"
-        ) from exc
-    loaded = load_profile(Path(profile))
-    return batching_of(loaded, search_table(loaded, inflight))
 
 
 def batching_of(profile: Profile, table: Sequence[SearchResult]) -> dict[str, BatchingSpec]:
