@@ -5,39 +5,25 @@ pickled file is read without executing anything in it.
 """
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from tokenrouter.errors import RouterError
 from tokenrouter.policies.checkpoints import RouterFile, citer, collm, r2r, save_router
-
-app = typer.Typer(help=__doc__, add_completion=False)
-console = Console()
-
-
-class Source(str, Enum):
-    """Formats that can be converted."""
-
-    r2r = "r2r"
-    citer = "citer"
-    collm = "collm"
-
+from tools.errors import reported
 
 READERS = {
-    Source.r2r: (r2r.read_official, r2r.build),
-    Source.citer: (citer.read_official, citer.build),
-    Source.collm: (collm.read_official, collm.build),
+    "r2r": (r2r.read_official, r2r.build),
+    "citer": (citer.read_official, citer.build),
+    "collm": (collm.read_official, collm.build),
 }
 
 
-@app.command()
-def convert(
+@reported()
+def main(
     checkpoint: Annotated[Path, typer.Argument(exists=True, help="Official file, or folder (collm).")],
-    source: Annotated[Source, typer.Option("--from", help="Whose format it is.")],
+    source: Annotated[Literal["r2r", "citer", "collm"], typer.Option("--from", help="Whose format it is.")],
     out: Annotated[Path, typer.Option(help="The file to write.")],
     threshold: Annotated[float | None, typer.Option(min=0, max=1, help="Stored instead of the file's own.")] = None,
     models: Annotated[str | None, typer.Option(help="What it was trained for, small first: NAME,NAME.")] = None,
@@ -50,25 +36,19 @@ def convert(
     if out.suffix != ".safetensors":
         raise typer.BadParameter(f"--out must end in .safetensors, not {out.suffix or 'nothing'}")
     read, build = READERS[source]
-    try:
-        router = read(checkpoint)
-        if drop_embedding:
-            router = _without_embedding(router)
-        if threshold is not None:
-            router = replace(router, threshold=threshold)
-        if models is not None:
-            router = replace(router, models=tuple(name.strip() for name in models.split(",")))
-        build(router)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_router(router, out)
-    except RouterError as exc:
-        console.print(str(exc), style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from exc
+    router = read(checkpoint)
+    if drop_embedding:
+        router = _without_embedding(router)
+    if threshold is not None:
+        router = replace(router, threshold=threshold)
+    if models is not None:
+        router = replace(router, models=tuple(name.strip() for name in models.split(",")))
+    build(router)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_router(router, out)
     parameters = sum(tensor.numel() for tensor in router.tensors.values())
     stored = "none" if router.threshold is None else f"{router.threshold:g}"
-    console.print(
-        f"{out}: {router.kind} router, {parameters:,} values, threshold {stored}", markup=False, highlight=False
-    )
+    typer.echo(f"{out}: {router.kind} router, {parameters:,} values, threshold {stored}")
 
 
 def _without_embedding(router: RouterFile) -> RouterFile:
@@ -77,4 +57,4 @@ def _without_embedding(router: RouterFile) -> RouterFile:
 
 
 if __name__ == "__main__":
-    app()
+    typer.run(main)

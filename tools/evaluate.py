@@ -11,25 +11,23 @@ import csv
 import json
 import re
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tokenrouter.client import stream as stream_from
-from tokenrouter.errors import RouterError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import Problem, check, load_problems
+from tools.errors import reported
+from tools.load import PROMPTS, ClosedLoop, request_bytes
+from tools.progress import LateProgress
 
 _NEXT_KEY = re.compile(r",(?=\w+=)")
 DEFAULT_POLICIES = ("rstitch:threshold=0.02", "rstitch:threshold=0.05", "rstitch:threshold=0.1", "random:p=0.3")
@@ -46,8 +44,6 @@ class Setting:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is needed of one response."""
-
     text: str
     tokens: dict[str, int]
     handoffs: int
@@ -87,7 +83,6 @@ def _value(text: str) -> Any:
 
 
 def end_points(models: Sequence[str]) -> list[Setting]:
-    """Every model alone."""
     return [Setting(f"{name} only", "single", {"model": name}) for name in models]
 
 
@@ -114,36 +109,34 @@ def server_generator(url: str, model: str, max_tokens: int, concurrency: int) ->
     """Through a running server, `concurrency` requests at a time; the time per answer is a request's latency."""
 
     def generate(problems: Sequence[Problem], setting: Setting, progress: Callable[[int], None]) -> list[Answer]:
-        def one(seed: int, problem: Problem) -> Answer:
-            started = time.perf_counter()
-            params = json.dumps(setting.params)
-            chunks = list(
-                stream_from(
-                    url,
-                    problem.prompt,
-                    model=model,
-                    max_tokens=max_tokens,
-                    policy=setting.policy,
-                    policy_params=params,
-                    seed=seed,
-                )
-            )
-            totals = chunks[-1].routing
-            text = "".join(chunk.text for chunk in chunks)
-            return Answer(text, totals["tokens"], totals["handoffs"], time.perf_counter() - started)
+        policy: dict[str, Any] = {"policy": setting.policy, "policy_params": json.dumps(setting.params)}
 
-        with ThreadPoolExecutor(concurrency) as pool:
-            answers = []
-            for answer in pool.map(one, range(len(problems)), problems):
-                answers.append(answer)
-                progress(len(answers))
-        return answers
+        def request(seed: int) -> bytes | None:
+            if seed >= len(problems):
+                return None
+            prompt, outputs = problems[seed].prompt, ("text_output", "finish_reason", "routing")
+            fields = {"return_routing": True, "seed": seed, **policy}
+            return request_bytes(model, prompt, max_tokens=max_tokens, request_id=str(seed), outputs=outputs, **fields)
+
+        texts, ended_s = [""] * len(problems), [0.0] * len(problems)
+        totals: list[dict[str, Any]] = [{}] * len(problems)  # of the newest message; the last one has those of all
+        with ClosedLoop(url, request, concurrency, keep=True) as loop:
+            for _ in loop.ticks():
+                progress(loop.finished)
+                if loop.over:
+                    break
+            for index, at_s, tensors in loop.messages():
+                texts[index] += tensors["text_output"][0].decode()
+                totals[index], ended_s[index] = json.loads(tensors["routing"][0]), at_s
+        return [
+            Answer(text, routing["tokens"], routing["handoffs"], end_s - start_s)
+            for text, routing, end_s, start_s in zip(texts, totals, ended_s, loop.sent_s, strict=True)
+        ]
 
     return generate
 
 
 def measure(problems: Sequence[Problem], setting: Setting, answers: Sequence[Answer], small: str) -> Point:
-    """One row of the table."""
     count = len(problems)
     pairs = zip(problems, answers, strict=True)
     right = sum(check(problem.prompt, answer.text, problem.answer) for problem, answer in pairs)
@@ -163,22 +156,19 @@ def measure(problems: Sequence[Problem], setting: Setting, answers: Sequence[Ans
 
 
 def evaluate(problems: Sequence[Problem], settings: Sequence[Setting], generate: Generate, small: str) -> list[Point]:
-    """All points, with a progress bar on stderr."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    points = []
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    """All points, in order."""
+    count, points = len(problems), []
+    with LateProgress() as report:
         for setting in settings:
-            task = bar.add_task(setting.label, total=len(problems))
 
-            def advance(done: int, task: Any = task) -> None:
-                bar.update(task, completed=done)
+            def progress(done: int, label: str = setting.label) -> None:
+                report(f"{label}: {done} of {count}", done / count)
 
-            points.append(measure(problems, setting, generate(problems, setting, advance), small))
+            points.append(measure(problems, setting, generate(problems, setting, progress), small))
     return points
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
-    """One row per point."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Point)])
         writer.writeheader()
@@ -217,7 +207,6 @@ def plot(points: Sequence[Point], path: Path) -> None:
 
 
 def print_table(points: Sequence[Point]) -> None:
-    """The table on stdout."""
     table = Table("policy", "accuracy", "large tokens", "tokens/answer", "hand-offs/answer", "ms/answer")
     for point in points:
         table.add_row(
@@ -231,11 +220,10 @@ def print_table(points: Sequence[Point]) -> None:
     Console(width=110).print(table)
 
 
+@reported(ValueError)
 def main(
     policy: Annotated[list[str] | None, typer.Option(help="policy or policy:key=value,...; may be repeated.")] = None,
-    problems: Annotated[Path, typer.Option(help="JSON lines with prompt and answer.")] = Path(
-        "configs/demo/problems.jsonl"
-    ),
+    problems: Annotated[Path, typer.Option(help="JSON lines with prompt and answer.")] = PROMPTS,
     count: Annotated[int | None, typer.Option(help="Only the first so many problems.")] = None,
     repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
     entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
@@ -246,17 +234,14 @@ def main(
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Where to draw them (PNG).")] = None,
 ) -> None:
     """Accuracy and cost of small only, large only and the given policies on a problem set."""
-    try:
-        chosen = load_problems(problems)[:count]
-        models = Repository(repository).entry(entry).models
-        settings = [*end_points(models), *map(parse_setting, policy or DEFAULT_POLICIES)]
-        if url is not None:
-            points = evaluate(chosen, settings, server_generator(url, entry, max_tokens, concurrency), models[0])
-        else:
-            with TokenRouter.from_repository(repository, entry=entry) as router:
-                points = evaluate(chosen, settings, offline_generator(router, max_tokens), models[0])
-    except (RouterError, OSError, ValueError) as exc:
-        sys.exit(f"error: {exc}")
+    chosen = load_problems(problems)[:count]
+    models = Repository(repository).entry(entry).models
+    settings = [*end_points(models), *map(parse_setting, policy or DEFAULT_POLICIES)]
+    if url is not None:
+        points = evaluate(chosen, settings, server_generator(url, entry, max_tokens, concurrency), models[0])
+    else:
+        with TokenRouter.from_repository(repository, entry=entry) as router:
+            points = evaluate(chosen, settings, offline_generator(router, max_tokens), models[0])
     print_table(points)
     if csv_file is not None:
         write_csv(points, csv_file)

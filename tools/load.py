@@ -7,7 +7,6 @@ had to wait.
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from tritonclient.grpc import service_pb2
@@ -29,6 +29,7 @@ from tritonclient.utils import (
 
 from tokenrouter.client import input_array
 from tools.errors import CommandError
+from tools.json_lines import read_json_lines
 from tools.progress import Report
 
 PROMPTS = Path(__file__).resolve().parents[1] / "configs" / "demo" / "problems.jsonl"
@@ -48,23 +49,17 @@ class LoadError(CommandError):
 # --- requests and messages --------------------------------------------------------------------------------------------
 
 
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+
 def read_prompts(path: Path = PROMPTS) -> list[str]:
     """The field `prompt` of every line of a JSON Lines file.
 
     Raises:
-        LoadError: names the line that is no such object, or the file if it has none.
+        CommandError: names the line that is no such object, or the file if it has none.
     """
-    prompts: list[str] = []
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise LoadError(f"{path}: give JSON lines with a field 'prompt' ({exc})") from exc
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                prompts.append(str(json.loads(line)["prompt"]))
-            except (ValueError, KeyError, TypeError) as exc:
-                raise LoadError(f'{path}, line {number}: not an object like {{"prompt": "..."}}: {line[:60]}') from exc
+    prompts = [line.prompt for line in read_json_lines(path, _Prompt)]
     if not prompts:
         raise LoadError(f"{path}: empty; give JSON lines with a field 'prompt'")
     return prompts

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
+from tests.support.commands import run
 from tokenrouter.errors import InvalidRequest
 from tools.errors import CommandError, reported
 from tools.markdown import markdown
@@ -19,27 +18,25 @@ from tools.progress import LateProgress, counted
 REFUSED = (CommandError("no [such] thing"), InvalidRequest("no"), FileNotFoundError(2, "gone", "x"), KeyError("also"))
 
 
-def application(exc: BaseException) -> typer.Typer:
-    app = typer.Typer()
-
-    @app.command()
+def application(exc: BaseException) -> Callable[[int], None]:
     @reported(KeyError)
-    def run(count: int = 1) -> None:
+    def main(count: int = 1) -> None:
         raise exc
 
-    return app
+    return main
 
 
 @pytest.mark.parametrize("exc", REFUSED, ids=lambda exc: type(exc).__name__)
 def test_what_is_refused_is_one_line_and_exit_code_2(exc: Exception) -> None:
-    result = CliRunner().invoke(application(exc), ["--count", "2"])
+    result = run(application(exc), "--count", 2)
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {exc}\n")
 
 
 def test_ctrl_c_is_silent_and_a_fault_of_ours_keeps_its_traceback() -> None:
-    result = CliRunner().invoke(application(KeyboardInterrupt()), [])
+    result = run(application(KeyboardInterrupt()))
     assert (result.exit_code, result.output) == (130, "")
-    assert isinstance(CliRunner().invoke(application(ValueError("bug")), []).exception, ValueError)
+    with pytest.raises(ValueError, match="bug"):
+        run(application(ValueError("bug")))
 
 
 def test_a_table_in_markdown() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
+from tests.support.commands import run
 from tools.demo_models.__main__ import PROBLEM_COUNT, PROBLEMS_PATH, app
 from tools.demo_models.evaluate import accuracy, complete, load_model, load_tokenizer
 from tools.demo_models.task import (
@@ -42,6 +42,7 @@ from tools.demo_models.train import (
     train,
     training_batches,
 )
+from tools.errors import CommandError
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINTS = {name: ROOT / "model_repository" / name / "1" for name in RECIPES}
@@ -133,13 +134,13 @@ def test_problem_files_round_trip(tmp_path: Path) -> None:
 def test_a_malformed_problem_file_is_reported_with_its_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "problems.jsonl"
     path.write_text(f'{{"prompt": "p", "answer": "1"}}\n{line}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"problems\.jsonl:2: expected an object"):
+    with pytest.raises(CommandError, match=r"problems\.jsonl:2: expected an object"):
         load_problems(path)
 
 
 def test_the_shipped_problems_are_what_the_command_writes(tmp_path: Path) -> None:
     output = tmp_path / "problems.jsonl"
-    result = CliRunner().invoke(app, ["problems", "--output", str(output)])
+    result = run(app, "problems", "--output", output)
     assert result.exit_code == 0, result.output
     shipped = ROOT / PROBLEMS_PATH
     assert output.read_bytes() == shipped.read_bytes()
@@ -220,8 +221,8 @@ def test_learning_rates_warm_up_and_decay() -> None:
 def test_a_few_steps_lower_the_loss_and_repeat_exactly() -> None:
     batch = next(training_batches(replace(TINY, seed=9)))
     before = loss_of(build_model(TINY), batch).item()
-    after = loss_of(train("tiny", TINY), batch).item()
-    repeated = loss_of(train("tiny", TINY), batch).item()
+    after = loss_of(train(TINY), batch).item()
+    repeated = loss_of(train(TINY), batch).item()
     assert after < before - 0.3
     assert repeated == after
 
@@ -245,7 +246,7 @@ def test_batched_decoding_does_not_depend_on_the_neighbours() -> None:
 
 
 def test_an_unknown_model_name_is_a_usage_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["train", "--output", str(tmp_path), "--only", "medium"])
+    result = run(app, "train", "--output", tmp_path, "--only", "medium")
     assert result.exit_code == 2
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
+from tests.support import commands
 from tests.support.repositories import emulated_spec
 from tools.build_repository.build import write_repository
 from tools.dtmc.cli import app
@@ -19,7 +19,7 @@ PROFILE = str(Path(__file__).parents[2] / "configs" / "profiles" / "r2r_qwen3_0.
 
 
 def run(command: str, *options: str, profile: str = PROFILE) -> Result:
-    return CliRunner().invoke(app, [command, "--profile", profile, *options])
+    return commands.run(app, command, "--profile", profile, *options)
 
 
 def read_json(result: Result) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tools.errors import CommandError
 from tools.load import ClosedLoop, LoadError, in_turn, read_prompts, request_bytes, stages
 
 MODEL = "tokenrouter"
@@ -123,13 +124,13 @@ def test_stages_double() -> None:
 def test_a_bad_prompt_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
-    with pytest.raises(LoadError, match=r"prompts\.jsonl"):
+    with pytest.raises(CommandError, match=r"prompts\.jsonl"):
         read_prompts(path)
     path.write_text(f'{{"prompt": "Hi"}}\n\n{text}\n')
     if text.strip():
-        with pytest.raises(LoadError, match=r"prompts\.jsonl, line 3"):
+        with pytest.raises(CommandError, match=r"prompts\.jsonl:3: expected an object with prompt"):
             read_prompts(path)
     else:
         assert read_prompts(path) == ["Hi"]
-    with pytest.raises(LoadError, match=r"nowhere\.jsonl: give JSON lines"):
+    with pytest.raises(CommandError, match=r"nowhere\.jsonl: No such file or directory; give JSON lines with prompt"):
         read_prompts(tmp_path / "nowhere.jsonl")

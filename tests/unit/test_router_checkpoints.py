@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
+from tests.support.commands import run
 from tests.unit.citer_layout import vector_state as citer_state
 from tests.unit.r2r_layout import BOLD, checkpoint, vector_state
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.checkpoints import RouterFile, citer, collm, load_router, r2r, resolve, save_router
 from tokenrouter.policies.checkpoints.unpickle import load_plain
-from tools.convert_router import app
+from tools.convert_router import main
 
 
 class Hostile:
@@ -256,7 +256,7 @@ def test_folder_without_head_and_file_without_vector_are_refused(tmp_path):
 
 
 def convert(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return run(main, *arguments)
 
 
 @pytest.mark.parametrize("drop", [False, True])
@@ -302,8 +302,8 @@ def test_converter_refuses_what_is_no_checkpoint_and_writes_nothing(tmp_path):
     torch.save({"state_dict": {"x": torch.zeros(1)}, "model_type": BOLD}, tmp_path / "r.pt")
     out = tmp_path / "r.safetensors"
     result = convert(tmp_path / "r.pt", "--from", "r2r", "--out", out)
-    assert result.exit_code == 1
-    assert "is missing" in result.output
+    assert result.exit_code == 2
+    assert "is missing" in result.stderr
     assert not out.exists()
     assert convert(tmp_path / "r.pt", "--from", "r2r", "--out", tmp_path / "r.pt").exit_code == 2
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 import tools.simulate.__main__ as cli
+from tests.support.commands import run
 from tests.unit.random_profiles import random_cases
 from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import load_profile, parse_profile
@@ -331,9 +331,7 @@ def test_timeline_is_drawn(tmp_path, suffix):
 
 
 def invoke(*arguments):
-    app = cli.typer.Typer()
-    app.command()(cli.main)
-    return CliRunner().invoke(app, ["--profile", str(R2R_FILE), "--inflight", "4", *arguments])
+    return run(cli.main, "--profile", R2R_FILE, "--inflight", 4, *arguments)
 
 
 def test_command_line_json_and_files(tmp_path):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
+from tests.support import commands
 from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig
 from tokenrouter.engines.torch.engine import TorchEngine
 from tokenrouter.engines.torch.loading import load_model
@@ -146,7 +146,7 @@ def test_the_command_line_collects_and_trains(pair: Pair, tmp_path: Path) -> Non
     problems.write_text("\n".join(map(json.dumps, lines)))
 
     def run(*arguments: object) -> str:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+        result = commands.run(app, *arguments)
         assert result.exit_code == 0, result.output
         return result.output
 

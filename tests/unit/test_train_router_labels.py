@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from perf.emulated.repository import byte_tokenizer
+from tools.errors import CommandError
+from tools.json_lines import read_json_lines
 from tools.train_router import labels
 from tools.train_router.corpus import held_back
 from tools.train_router.fit import auc
-from tools.train_router.problems import CHECKERS, demo_examples, read_examples, same_number
+from tools.train_router.problems import CHECKERS, Example, demo_examples, same_number
 from tools.train_router.thresholds import GRID, by_recall, by_share
 
 END = 9
@@ -150,10 +152,10 @@ def test_demo_problems_are_training_problems_and_their_texts_are_right() -> None
 def test_problem_files(tmp_path: Path) -> None:
     file = tmp_path / "problems.jsonl"
     file.write_text(json.dumps({"prompt": "a"}) + "\n\n" + json.dumps({"prompt": "b", "answer": "1"}) + "\n")
-    assert [(example.prompt, example.answer) for example in read_examples(file)] == [("a", None), ("b", "1")]
+    assert [(example.prompt, example.answer) for example in read_json_lines(file, Example)] == [("a", None), ("b", "1")]
     file.write_text(json.dumps({"prompt": "a"}) + "\n{}\n")
-    with pytest.raises(ValueError, match="jsonl:2: expected"):
-        read_examples(file)
+    with pytest.raises(CommandError, match="jsonl:2: expected"):
+        read_json_lines(file, Example)
 
 
 def test_the_validation_split_is_exact_and_repeatable() -> None:

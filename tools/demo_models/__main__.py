@@ -4,39 +4,37 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 # These commands read local folders only; nothing may be looked up on a hub. Set before transformers is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from tools.demo_models import evaluate as evaluation
 from tools.demo_models import train as training
 from tools.demo_models.task import dump_problems, held_out_problems, load_problems
+from tools.errors import reported
+from tools.progress import LateProgress, counted
 
 PROBLEMS_PATH = Path("configs/demo/problems.jsonl")
 PROBLEM_COUNT = 400
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
-console = Console()
 
 
 @app.command()
+@reported()
 def train(
     output: Annotated[Path, typer.Option(help="Model repository; checkpoints go to NAME/1 in it.")],
-    only: Annotated[str | None, typer.Option(help="Train just this model: small or large.")] = None,
+    only: Annotated[Literal["small", "large"] | None, typer.Option(help="Train just this model.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the recipe's.")] = None,
     # One thread by default: the shipped checkpoints were made so, and on cores that other processes use too, the
     # threads of one operator wait for each other (more than ten times slower was seen with two).
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; use more on idle cores only.")] = 1,
 ) -> None:
     """Train the demo models and write their checkpoints."""
-    if only is not None and only not in training.RECIPES:
-        raise typer.BadParameter(f"--only must be one of {', '.join(training.RECIPES)}, not {only!r}")
     torch.set_num_threads(threads)
     for name, recipe in training.RECIPES.items():
         if only in (None, name):
@@ -44,6 +42,7 @@ def train(
 
 
 @app.command()
+@reported()
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Checkpoint folder.")],
     problems: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="Problem file.")] = PROBLEMS_PATH,
@@ -54,13 +53,13 @@ def evaluate(
     torch.set_num_threads(threads)
     model, tokenizer = evaluation.load_model(checkpoint), evaluation.load_tokenizer(checkpoint)
     chosen = load_problems(problems)
-    with Progress(console=console) as progress:
-        bar = progress.add_task("evaluating", total=len(chosen))
-        measured = evaluation.accuracy(model, tokenizer, chosen, batch_size, lambda n: progress.advance(bar, n))
-    console.print(f"{checkpoint}: {measured:.1%} of {len(chosen)} problems answered exactly")
+    with counted("evaluating", len(chosen)) as advance:
+        measured = evaluation.accuracy(model, tokenizer, chosen, batch_size, advance)
+    typer.echo(f"{checkpoint}: {measured:.1%} of {len(chosen)} problems answered exactly")
 
 
 @app.command()
+@reported()
 def problems(
     output: Annotated[Path, typer.Option(help="File to write.")] = PROBLEMS_PATH,
     count: Annotated[int, typer.Option(min=1, help="Number of problems.")] = PROBLEM_COUNT,
@@ -68,17 +67,16 @@ def problems(
     """Write the held-out problem set; the same file every time."""
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(dump_problems(held_out_problems(count)), encoding="utf-8")
-    console.print(f"{output}: {count} problems")
+    typer.echo(f"{output}: {count} problems")
 
 
 def _train_one(name: str, recipe: training.Recipe, folder: Path) -> None:
-    """Trains one model, saves it and prints what came out."""
     began = time.monotonic()
-    with training.training_progress() as progress:
-        model = training.train(name, recipe, progress)
+    with LateProgress() as report:
+        model = training.train(recipe, report=report, name=name)
     training.save_checkpoint(model, folder)
     minutes = (time.monotonic() - began) / 60
-    console.print(f"{folder}: {training.parameter_count(model):,} parameters, trained in {minutes:.1f} minutes")
+    typer.echo(f"{folder}: {training.parameter_count(model):,} parameters, trained in {minutes:.1f} minutes")
 
 
 if __name__ == "__main__":

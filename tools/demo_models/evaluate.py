@@ -27,16 +27,7 @@ def load_tokenizer(folder: str | Path | None = None) -> Tokenizer:
 
 
 def complete(model: PreTrainedModel, tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Decodes one batch greedily.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        prompts: Prompts, of any lengths.
-
-    Returns:
-        The token ids of each completion, without the end-of-text token.
-    """
+    """Token ids of each completion, decoded greedily in one batch, without the end-of-text token."""
     input_ids, attention_mask = _left_pad([tokenizer.encode(prompt).ids for prompt in prompts])
     was_training = model.training
     model.train(False)
@@ -58,25 +49,16 @@ def accuracy(
     tokenizer: Tokenizer,
     problems: Sequence[Problem],
     batch_size: int = 128,
-    on_batch: Callable[[int], None] | None = None,
+    on_batch: Callable[[int], None] = lambda done: None,
 ) -> float:
-    """Returns the share of problems whose final answer is exactly right.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        problems: What to solve.
-        batch_size: Problems decoded together.
-        on_batch: Called with the size of each finished batch, to show progress.
-    """
+    """The share of problems whose final answer is exactly right; `on_batch` gets the size of each finished batch."""
     right = 0
     for start in range(0, len(problems), batch_size):
         batch = problems[start : start + batch_size]
         completions = complete(model, tokenizer, [problem.prompt for problem in batch])
         texts = [tokenizer.decode(ids) for ids in completions]
         right += sum(check(p.prompt, text, p.answer) for p, text in zip(batch, texts, strict=True))
-        if on_batch:
-            on_batch(len(batch))
+        on_batch(len(batch))
     return right / max(1, len(problems))
 
 
@@ -89,5 +71,4 @@ def _left_pad(rows: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _until_end(ids: list[int]) -> list[int]:
-    """Returns the ids before the first end-of-text token."""
     return ids[: ids.index(END_OF_TEXT_ID)] if END_OF_TEXT_ID in ids else ids

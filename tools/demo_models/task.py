@@ -15,7 +15,7 @@ and a completion carries them out, one per line, and repeats the result after a 
 Most characters are copied and easy for any model. A few are hard: digits that depend on a carry or a borrow further
 to the right, and products. A small model fails on a few of those per answer: what token-level routing exploits.
 
-This module needs nothing but the standard library, so that evaluation tools can import it without torch.
+This module needs no torch.
 """
 
 import json
@@ -26,6 +26,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+
+from tools.json_lines import read_json_lines
 
 ANSWER_MARK = "####"
 MAX_VALUE = 999
@@ -47,12 +49,7 @@ class Split(str, Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A question and its final answer.
-
-    Attributes:
-        prompt: What the model is given.
-        answer: The final number, in decimal.
-    """
+    """A question and its final answer, a number in decimal."""
 
     prompt: str
     answer: str
@@ -60,11 +57,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class WorkedProblem(Problem):
-    """A problem with its reference solution.
-
-    Attributes:
-        completion: The text that a perfect model writes after the prompt, without the end-of-text token.
-    """
+    """With the text that a perfect model writes after the prompt, without the end-of-text token."""
 
     completion: str
 
@@ -79,15 +72,7 @@ def split_of(prompt: str) -> Split:
 
 
 def generate_problems(split: Split, seed: int) -> Iterator[WorkedProblem]:
-    """Yields an endless stream of problems of one split; equal seeds give equal streams.
-
-    Args:
-        split: Which side to draw from.
-        seed: Seed of the stream.
-
-    Yields:
-        Worked problems. A long stream may repeat one.
-    """
+    """Yields an endless stream of problems of one split; equal seeds give equal streams. It may repeat a problem."""
     rng = random.Random(seed)
     while True:
         problem = _draw(rng)
@@ -106,28 +91,8 @@ def held_out_problems(count: int, seed: int = 0) -> list[Problem]:
 
 
 def load_problems(path: str | Path) -> list[Problem]:
-    """Reads a problem file: one JSON object a line, with the keys ``prompt`` and ``answer``.
-
-    Args:
-        path: File to read.
-
-    Returns:
-        The problems, in the order of the file.
-
-    Raises:
-        ValueError: If a line is no such object.
-    """
-    problems = []
-    # Not splitlines(), which also splits at separators that JSON leaves unescaped in a string, as U+2028.
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            problems.append(Problem(prompt=record["prompt"], answer=record["answer"]))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path}:{number}: expected an object with 'prompt' and 'answer'") from error
-    return problems
+    """Reads a problem file; see `read_json_lines`."""
+    return read_json_lines(Path(path), Problem)
 
 
 def dump_problems(problems: Iterable[Problem]) -> str:
@@ -137,25 +102,14 @@ def dump_problems(problems: Iterable[Problem]) -> str:
 
 
 def extract_answer(prompt: str, completion: str) -> str | None:
-    """Returns the number after the answer mark, or None if the text has no such line.
-
-    Args:
-        prompt: The question. Servers may echo it in front of the completion; an echo is skipped.
-        completion: Text that a model wrote.
-    """
+    """Returns the number after the answer mark, or None if the text has no such line; an echoed prompt is skipped."""
     # The first mark counts: a model that runs on past its answer has answered nevertheless.
     match = _ANSWER_LINE.search(completion.removeprefix(prompt))
     return match.group(1) if match else None
 
 
 def check(prompt: str, completion: str, answer: str) -> bool:
-    """Tells whether a completion ends in the right answer; the steps before it are not judged.
-
-    Args:
-        prompt: The question, as given to the model.
-        completion: Text that a model wrote, with or without an echo of the prompt.
-        answer: The right answer.
-    """
+    """Tells whether a completion ends in the right answer; the steps before it are not judged."""
     return extract_answer(prompt, completion) == answer
 
 

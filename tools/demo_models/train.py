@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from tools.demo_models.evaluate import accuracy, load_tokenizer
 from tools.demo_models.task import Problem, Split, WorkedProblem, generate_problems
 from tools.demo_models.tokenizer import END_OF_TEXT_ID, MAX_LENGTH, PAD_ID, build_tokenizer, save_tokenizer
+from tools.progress import LateProgress
 
 # Targets with this value are left out of the loss (the default of torch's cross_entropy).
 _IGNORED = -100
@@ -24,6 +25,7 @@ _BATCHES_PER_POOL = 32
 # Away from every seed of an evaluation, though the splits are disjoint whatever the seeds.
 _PROBE_SEED = 10_000
 _PROBE_SIZE = 96
+_PROBE_EVERY = 250
 
 
 @dataclass(frozen=True)
@@ -31,18 +33,14 @@ class Recipe:
     """Everything that determines a trained model, apart from the number of threads.
 
     Attributes:
-        hidden_size: Width of the residual stream.
-        intermediate_size: Width of the feed-forward layers.
-        num_layers: Number of decoder layers.
         num_heads: Attention heads, of 32 channels each.
-        num_kv_heads: Key and value heads.
         steps: Optimiser steps.
         batch_size: Sequences per step.
         matrix_rate: Peak learning rate of the layers' matrices (Muon).
         other_rate: Peak learning rate of the embedding and the norms (AdamW).
         warmup_steps: Steps of linear warm-up before the cosine decay to zero.
         weight_decay: Decay of the layers' matrices.
-        seed: Seed of the weights and of the training problems.
+        seed: Of the weights and of the training problems.
     """
 
     hidden_size: int
@@ -109,13 +107,13 @@ def training_batches(recipe: Recipe) -> Iterator[Batch]:
     """Yields an endless stream of batches, drawn on the fly; each holds problems of near-equal length."""
     problems = generate_problems(Split.TRAIN, recipe.seed)
     rng = random.Random(recipe.seed)
-    collate = _Collator()
+    tokenizer = build_tokenizer()
     while True:
         pool = sorted(islice(problems, recipe.batch_size * _BATCHES_PER_POOL), key=_length)
         starts = list(range(0, len(pool), recipe.batch_size))
         rng.shuffle(starts)
         for start in starts:
-            yield collate(pool[start : start + recipe.batch_size])
+            yield _collate(tokenizer, pool[start : start + recipe.batch_size])
 
 
 def rate_factor(recipe: Recipe, step: int) -> float:
@@ -134,31 +132,25 @@ def loss_of(model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=_IGNORED)
 
 
-def train(name: str, recipe: Recipe, progress: Progress | None = None, probe_every: int = 250) -> Qwen3ForCausalLM:
-    """Trains one model.
+def train(recipe: Recipe, *, report: LateProgress | None = None, name: str = "") -> Qwen3ForCausalLM:
+    """Trains one model; returns it in evaluation mode.
 
     Args:
-        name: Shown in the progress bar.
-        recipe: Shape and schedule.
-        progress: Where to show a bar; None shows nothing.
-        probe_every: Steps between two measurements of held-out accuracy; 0 measures never.
-
-    Returns:
-        The trained model, in evaluation mode.
+        recipe: shape and schedule.
+        report: told every step, and every `_PROBE_EVERY` steps the held-out accuracy.
+        name: what it is called there.
     """
     model = build_model(recipe)
     optimizers = _optimizers(model, recipe)
     probe = _probe_problems()
-    bar = progress.add_task(name, total=recipe.steps, loss=math.nan, accuracy=math.nan) if progress else None
-    for step, batch in enumerate(islice(training_batches(recipe), recipe.steps)):
-        loss = _update(model, optimizers, batch, rate_factor(recipe, step))
-        if progress is None or bar is None:
+    for step, batch in enumerate(islice(training_batches(recipe), recipe.steps), start=1):
+        loss = _update(model, optimizers, batch, rate_factor(recipe, step - 1))
+        if report is None:
             continue
-        progress.update(bar, advance=1, loss=loss)
-        if probe_every and (step + 1) % probe_every == 0:
+        report(f"{name}: step {step} of {recipe.steps}, loss {loss:.4f}", step / recipe.steps)
+        if step % _PROBE_EVERY == 0:
             measured = accuracy(model, load_tokenizer(), probe)
-            progress.update(bar, accuracy=measured)
-            progress.log(f"{name} step {step + 1}: loss {loss:.4f}, held-out accuracy {measured:.1%}")
+            report.note(f"{name} step {step}: loss {loss:.4f}, held-out accuracy {measured:.1%}")
     model.train(False)
     return model
 
@@ -177,39 +169,18 @@ def parameter_count(model: Qwen3ForCausalLM) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def training_progress() -> Progress:
-    """Returns a progress display with the columns that :func:`train` fills."""
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-        TextColumn("accuracy {task.fields[accuracy]:.1%}"),
-        TimeElapsedColumn(),
-        TextColumn("eta"),
-        TimeRemainingColumn(),
-    )
-
-
-class _Collator:
-    """Turns worked problems into padded tensors."""
-
-    def __init__(self) -> None:
-        self._tokenizer = build_tokenizer()
-
-    def __call__(self, problems: list[WorkedProblem]) -> Batch:
-        rows = [[*self._tokenizer.encode(p.prompt + p.completion).ids, END_OF_TEXT_ID] for p in problems]
-        # Position i predicts token i + 1, hence one column less than tokens.
-        width = max(map(len, rows)) - 1
-        input_ids = torch.full((len(rows), width), PAD_ID)
-        targets = torch.full((len(rows), width), _IGNORED)
-        for index, (row, problem) in enumerate(zip(rows, problems, strict=True)):
-            ids = torch.tensor(row)
-            prompt_length = len(problem.prompt)
-            input_ids[index, : len(row) - 1] = ids[:-1]
-            targets[index, prompt_length - 1 : len(row) - 1] = ids[prompt_length:]
-        return Batch(input_ids, targets)
+def _collate(tokenizer: Tokenizer, problems: Sequence[WorkedProblem]) -> Batch:
+    rows = [[*tokenizer.encode(p.prompt + p.completion).ids, END_OF_TEXT_ID] for p in problems]
+    # Position i predicts token i + 1, hence one column less than tokens.
+    width = max(map(len, rows)) - 1
+    input_ids = torch.full((len(rows), width), PAD_ID)
+    targets = torch.full((len(rows), width), _IGNORED)
+    for index, (row, problem) in enumerate(zip(rows, problems, strict=True)):
+        ids = torch.tensor(row)
+        prompt_length = len(problem.prompt)
+        input_ids[index, : len(row) - 1] = ids[:-1]
+        targets[index, prompt_length - 1 : len(row) - 1] = ids[prompt_length:]
+    return Batch(input_ids, targets)
 
 
 def _length(problem: WorkedProblem) -> int:

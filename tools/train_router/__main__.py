@@ -1,13 +1,10 @@
 """Command line: ``python -m tools.train_router collect|r2r|citer|collm|query|threshold|demo``."""
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 # Local folders only; nothing may be looked up on a hub. Set before transformers is imported.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -18,33 +15,24 @@ import typer
 
 from tokenrouter.errors import RouterError
 from tokenrouter.policies.checkpoints import KINDS, load_router, save_router
+from tools.errors import reported
+from tools.json_lines import read_json_lines
 from tools.train_router import demo as demo_pair
 from tools.train_router import trainers
 from tools.train_router.collect import Collector, Task
 from tools.train_router.corpus import Corpus
 from tools.train_router.fit import Schedule
 from tools.train_router.pair import Pair, input_embedding, output_embedding
-from tools.train_router.problems import CHECKERS, demo_examples, read_examples
+from tools.train_router.problems import CHECKERS, Example, demo_examples
 from tools.train_router.trainers import Trained
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+refusals = reported(ValueError, msgspec.MsgspecError)
 
-
-class TextChoice(str, Enum):
-    """Whose text the small model reads."""
-
-    large = "large"
-    gold = "gold"
-
-
-class CheckerChoice(str, Enum):
-    """Who judges answers."""
-
-    demo = "demo"
-    number = "number"
-    none = "none"
-
-
+FolderOption = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkpoint folder; one tokenizer.")]
+ProblemsOption = Annotated[
+    Path | None, typer.Option(exists=True, help="JSON lines: prompt, answer, completion. Default: the demo task.")
+]
 DataOption = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `collect` wrote.")]
 OutOption = Annotated[Path, typer.Option(help="The file to write, *.safetensors.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads; more than 1 pays on idle cores only.")]
@@ -52,27 +40,16 @@ RecallOption = Annotated[float, typer.Option(min=0, max=1, help="Of the stored t
 EpochsOption = Annotated[int | None, typer.Option(min=1, help="At most so many; default: the trainer's.")]
 
 
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """One line instead of a traceback for what a user can cause."""
-    try:
-        yield
-    except (RouterError, OSError, ValueError, msgspec.MsgspecError) as exc:
-        sys.exit(f"error: {exc}")
-
-
 @app.command()
+@refusals
 def collect(
-    small: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkpoint folder.")],
-    large: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkpoint folder, same tokenizer.")],
+    small: FolderOption,
+    large: FolderOption,
     output: Annotated[Path, typer.Option(help="Folder to write.")],
-    problems: Annotated[
-        Path | None,
-        typer.Option(exists=True, help="JSON lines: prompt, answer, completion. Default: the demo task."),
-    ] = None,
+    problems: ProblemsOption = None,
     count: Annotated[int, typer.Option(min=1, help="Only the first so many problems.")] = 1000,
-    text: Annotated[TextChoice, typer.Option(help="The large model's answers, or reference texts.")] = TextChoice.large,
-    checker: Annotated[CheckerChoice, typer.Option(help="Who judges answers.")] = CheckerChoice.demo,
+    text: Annotated[Literal["large", "gold"], typer.Option(help="The large model's answers, or references.")] = "large",
+    checker: Annotated[Literal["demo", "number", "none"], typer.Option(help="Who judges answers.")] = "demo",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 160,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 64,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
@@ -81,63 +58,50 @@ def collect(
 ) -> None:
     """Run both models over problems and write labelled features."""
     torch.set_num_threads(threads)
-    with _plain_errors():
-        examples = demo_examples(count, seed) if problems is None else read_examples(problems)[:count]
-        judge = None if checker is CheckerChoice.none else CHECKERS[checker.value]
-        task = Task(examples, judge, text.value, max_tokens)
-        corpus = Collector(Pair(small, large, batch=batch, device=device), task).run()
-        corpus.save(output)
+    task = Task(_examples(problems, count, seed), CHECKERS.get(checker), text, max_tokens)
+    corpus = Collector(Pair(small, large, batch=batch, device=device), task).run()
+    corpus.save(output)
     typer.echo(demo_pair.describe(corpus, output))
 
 
-@app.command()
-def r2r(
-    data: DataOption,
-    out: OutOption,
-    recall: RecallOption = trainers.RECALL,
-    epochs: EpochsOption = None,
-    threads: ThreadsOption = 1,
-) -> None:
-    """Train R2R's network (data: the large model's answers)."""
-    torch.set_num_threads(threads)
-    with _plain_errors():
-        corpus = Corpus.load(data)
-        schedule = _limited(trainers.R2R_SCHEDULE, epochs)
-        embedding = input_embedding(Path(corpus.facts.folders[0]))
-        _store(trainers.train_r2r(corpus, embedding, schedule, recall=recall), out)
+def _trainer(name: str, schedule: Schedule, train: Callable[[Corpus, Schedule, float], Trained], text: str) -> None:
+    """Adds the command of a trainer that takes the recall of the threshold."""
+
+    @app.command(name, help=text)
+    @refusals
+    def command(
+        data: DataOption,
+        out: OutOption,
+        recall: RecallOption = trainers.RECALL,
+        epochs: EpochsOption = None,
+        threads: ThreadsOption = 1,
+    ) -> None:
+        torch.set_num_threads(threads)
+        _store(train(Corpus.load(data), _limited(schedule, epochs), recall), out)
+
+
+_trainer(
+    "r2r",
+    trainers.R2R_SCHEDULE,
+    lambda corpus, *how: trainers.train_r2r(corpus, input_embedding(corpus.small), *how),
+    "Train R2R's network (data: the large model's answers).",
+)
+_trainer(
+    "citer",
+    trainers.CITER_SCHEDULE,
+    trainers.train_citer,
+    "Train CITER's network, first round (data: reference texts if there are any).",
+)
+_trainer(
+    "collm",
+    trainers.COLLM_SCHEDULE,
+    lambda corpus, *how: trainers.train_collm(corpus, output_embedding(corpus.small), *how),
+    "Fit Co-LLM's deferral row (data: reference texts if there are any).",
+)
 
 
 @app.command()
-def citer(
-    data: DataOption,
-    out: OutOption,
-    recall: RecallOption = trainers.RECALL,
-    epochs: EpochsOption = None,
-    threads: ThreadsOption = 1,
-) -> None:
-    """Train CITER's network, first round (data: reference texts if there are any)."""
-    torch.set_num_threads(threads)
-    with _plain_errors():
-        _store(trainers.train_citer(Corpus.load(data), _limited(trainers.CITER_SCHEDULE, epochs), recall), out)
-
-
-@app.command()
-def collm(
-    data: DataOption,
-    out: OutOption,
-    recall: RecallOption = trainers.RECALL,
-    epochs: EpochsOption = None,
-    threads: ThreadsOption = 1,
-) -> None:
-    """Fit Co-LLM's deferral row (data: reference texts if there are any)."""
-    torch.set_num_threads(threads)
-    with _plain_errors():
-        corpus = Corpus.load(data)
-        head = output_embedding(Path(corpus.facts.folders[0]))
-        _store(trainers.train_collm(corpus, head, _limited(trainers.COLLM_SCHEDULE, epochs), recall), out)
-
-
-@app.command()
+@refusals
 def query(
     data: DataOption,
     out: OutOption,
@@ -145,18 +109,18 @@ def query(
     epochs: EpochsOption = None,
 ) -> None:
     """Train the query classifier (data: judged answers of both models)."""
-    with _plain_errors():
-        _store(trainers.train_query(Corpus.load(data), share, _limited(trainers.QUERY_SCHEDULE, epochs)), out)
+    _store(trainers.train_query(Corpus.load(data), share, _limited(trainers.QUERY_SCHEDULE, epochs)), out)
 
 
 @app.command()
+@refusals
 def threshold(
     file: Annotated[Path, typer.Argument(exists=True, help="Router of kind r2r, citer or collm, in the repository.")],
     share: Annotated[float, typer.Option(min=0, max=1, help="Of tokens by the large model.")] = 0.3,
     value: Annotated[float | None, typer.Option(min=0, max=1, help="Store this one; nothing is run.")] = None,
     repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
     entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
-    problems: Annotated[Path | None, typer.Option(exists=True, help="JSON lines. Default: the demo task.")] = None,
+    problems: ProblemsOption = None,
     count: Annotated[int, typer.Option(min=1, help="Validation problems.")] = 100,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 160,
 ) -> None:
@@ -164,18 +128,17 @@ def threshold(
 
     The trainers store the threshold by recall (R2R's rule).
     """
-    with _plain_errors():
-        kind = next(kind for kind in KINDS if _is_kind(file, kind))
-        if value is None:
-            examples = demo_examples(count, demo_pair.VALIDATION_SEED) if problems is None else read_examples(problems)
-            prompts = [example.prompt for example in examples[:count]]
-            value, found = demo_pair.search(repository, entry, file, kind, prompts, share, max_tokens)
-            typer.echo(f"the large model writes {found:.1%} of the tokens at {value:.6f}")
-        save_router(replace(load_router(file, kind), threshold=value), file)
+    kind = next((kind for kind in KINDS if _is_kind(file, kind)), KINDS[0])
+    if value is None:
+        prompts = [example.prompt for example in _examples(problems, count, demo_pair.VALIDATION_SEED)]
+        value, found = demo_pair.search(repository, entry, file, kind, prompts, share, max_tokens)
+        typer.echo(f"the large model writes {found:.1%} of the tokens at {value:.6f}")
+    save_router(replace(load_router(file, kind), threshold=value), file)
     typer.echo(f"{file}: threshold {value:.6f}")
 
 
 @app.command()
+@refusals
 def demo(
     repository: Annotated[Path, typer.Option(help="Model repository with the demo pair.")] = Path("model_repository"),
     count: Annotated[int, typer.Option(min=10, help="Training problems.")] = demo_pair.PROBLEMS,
@@ -183,9 +146,12 @@ def demo(
 ) -> None:
     """Collect, train and choose thresholds for the demo pair; writes REPOSITORY/tokenrouter/1/routers."""
     torch.set_num_threads(threads)
-    with _plain_errors():
-        for line in demo_pair.train_all(repository, count=count):
-            typer.echo(line)
+    for line in demo_pair.train_all(repository, count=count):
+        typer.echo(line)
+
+
+def _examples(problems: Path | None, count: int, seed: int) -> list[Example]:
+    return demo_examples(count, seed) if problems is None else read_json_lines(problems, Example)[:count]
 
 
 def _limited(schedule: Schedule, epochs: int | None) -> Schedule:

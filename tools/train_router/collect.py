@@ -18,13 +18,13 @@ from torch import Tensor
 from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.errors import ConfigError
 from tokenrouter.vocabulary import check_same_tokenizer
+from tools.progress import counted
 from tools.train_router import features, labels
 from tools.train_router.corpus import Corpus, Facts
 from tools.train_router.decoding import greedy
 from tools.train_router.features import Text
 from tools.train_router.pair import Pair, engine_of, model_of
 from tools.train_router.problems import Checker, Example
-from tools.train_router.progress import stage
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Collector:
         ends: frozenset[int] | None = None,
     ) -> list[list[int]]:
         """Greedy continuations of all prefixes by the model in a folder, the end id included."""
-        with engine_of(folder, self.pair) as engine, stage(title, len(prefixes)) as advance:
+        with engine_of(folder, self.pair) as engine, counted(title, len(prefixes)) as advance:
             return greedy(
                 engine,
                 prefixes,
@@ -222,5 +222,5 @@ class Collector:
 
     def prefill(self, folder: Path, texts: Sequence[Text], top: int, title: str) -> features.Features:
         """What the model in a folder gives at every position of the answers."""
-        with model_of(folder, self.pair) as model, stage(title, len(texts)) as advance:
+        with model_of(folder, self.pair) as model, counted(title, len(texts)) as advance:
             return features.read(model, texts, top, advance)

@@ -5,7 +5,6 @@ A folder with ``corpus.safetensors`` (rows) and ``corpus.json`` (examples, model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +63,11 @@ class Corpus:
     divergent: Tensor
     sufficient: Tensor
 
+    @property
+    def small(self) -> Path:
+        """Checkpoint folder of the small model."""
+        return Path(self.facts.folders[0])
+
     def save(self, folder: Path) -> None:
         """Writes both files."""
         from safetensors.torch import save_file
@@ -96,8 +100,3 @@ def held_back(count: int, share: float, seed: int) -> Tensor:
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[order[: round(count * share)]] = True
     return chosen
-
-
-def known(verdicts: Sequence[bool | None]) -> list[int]:
-    """Indices of verdicts that are not None."""
-    return [i for i, verdict in enumerate(verdicts) if verdict is not None]

@@ -27,7 +27,7 @@ def greedy(
     *,
     max_tokens: int,
     end_ids: Collection[int],
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[int]]:
     """Continues every prefix until an end id, `max_tokens` tokens, or the engine's longest sequence.
 
@@ -57,8 +57,7 @@ def greedy(
                 continue
             engine.close(run.handle)
             outputs[run.index] = run.output
-            if progress is not None:
-                progress(1)
+            progress(1)
         active = running
     return outputs
 

@@ -10,15 +10,16 @@ from pathlib import Path
 from tokenrouter.offline import TokenRouter
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER, load_router, save_router
 from tokenrouter.repository import Repository
+from tools.progress import counted
 from tools.train_router import thresholds, trainers
 from tools.train_router.collect import Collector, Task
 from tools.train_router.corpus import Corpus
 from tools.train_router.pair import Pair, input_embedding, output_embedding
 from tools.train_router.problems import CHECKERS, demo_examples
-from tools.train_router.progress import stage
 from tools.train_router.trainers import Trained
 
 PROBLEMS = 4000
+ROUTED = ("r2r", "citer", "collm")
 # Of tokens by the large model in routed runs; query_level: of prompts. Co-LLM's single row separates less well.
 SHARES = {"r2r": 0.05, "citer": 0.05, "collm": 0.1, "query_level": 0.5}
 # Away from the seeds of the models' own training problems.
@@ -39,33 +40,42 @@ def train_all(repository: Path, *, count: int = PROBLEMS) -> Iterator[str]:
     pair = Pair(demo.checkpoint("small"), demo.checkpoint("large"), device="cpu")
     folder = repository / DEFAULT_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    examples = demo_examples(count, SEED)
-    began = time.monotonic()
-    collector = Collector(pair, Task(examples, CHECKERS["demo"], "large", MAX_TOKENS))
+    watch = _Watch()
+    task = Task(demo_examples(count, SEED), CHECKERS["demo"], "large", MAX_TOKENS)
+    collector = Collector(pair, task)
     own = collector.answers()
     answers = collector.run(own)
-    yield f"{describe(answers, 'answers')}, {time.monotonic() - began:.0f} s"
-    began = time.monotonic()
-    gold = Collector(pair, Task(examples, CHECKERS["demo"], "gold", MAX_TOKENS)).run(own)
-    yield f"{describe(gold, 'gold')}, {time.monotonic() - began:.0f} s"
+    yield watch.line(describe(answers, "answers"))
+    gold = Collector(pair, replace(task, text="gold")).run(own)
+    yield watch.line(describe(gold, "gold"))
     trainings: dict[str, Callable[[], Trained]] = {
         "r2r": lambda: trainers.train_r2r(answers, input_embedding(pair.small)),
         "citer": lambda: trainers.train_citer(gold),
         "collm": lambda: trainers.train_collm(gold, output_embedding(pair.small)),
         "query_level": lambda: trainers.train_query(answers, SHARES["query_level"]),
     }
+    files = {kind: folder / f"{kind}.safetensors" for kind in trainings}
     for kind, training in trainings.items():
-        began = time.monotonic()
-        trained, file = training(), folder / f"{kind}.safetensors"
-        save_router(trained.router, file)
-        yield f"{report(trained, file)}, {time.monotonic() - began:.0f} s"
+        trained = training()
+        save_router(trained.router, files[kind])
+        yield watch.line(report(trained, files[kind]))
     prompts = [example.prompt for example in demo_examples(VALIDATION_PROBLEMS, VALIDATION_SEED)]
-    for kind in ("r2r", "citer", "collm"):
-        file = folder / f"{kind}.safetensors"
-        began = time.monotonic()
+    for kind in ROUTED:
+        file = files[kind]
         value, found = search(repository, ENTRY, file, kind, prompts, SHARES[kind], MAX_TOKENS)
         save_router(replace(load_router(file, kind), threshold=value), file)
-        yield f"{file}: threshold {value:.6f}, {found:.1%} large tokens, {time.monotonic() - began:.0f} s"
+        yield watch.line(f"{file}: threshold {value:.6f}, {found:.1%} large tokens")
+
+
+class _Watch:
+    """Adds to a line how long its work took."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def line(self, text: str) -> str:
+        began, self._began = self._began, time.monotonic()
+        return f"{text}, {self._began - began:.0f} s"
 
 
 def search(
@@ -76,10 +86,10 @@ def search(
     Raises:
         ValueError: the kind has no threshold of that sort, or the file lies outside of the repository.
     """
-    if kind not in ("r2r", "citer", "collm"):
+    if kind not in ROUTED:
         raise ValueError(f"{kind} decides once per prompt; its trainer chose the threshold by share of prompts")
     relative = str(file.resolve().relative_to(repository.resolve()))
-    with TokenRouter.from_repository(repository, entry=entry) as router, stage(f"threshold of {kind}", 9) as advance:
+    with TokenRouter.from_repository(repository, entry=entry) as router, counted(f"threshold of {kind}", 9) as advance:
         run = thresholds.routed_share(router, prompts, kind, relative, max_tokens)
 
         def measure(value: float) -> float:

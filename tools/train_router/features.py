@@ -40,7 +40,7 @@ class Features:
 
 
 @torch.inference_mode()
-def read(model: Any, texts: Sequence[Text], top: int, progress: Callable[[int], None] | None = None) -> Features:
+def read(model: Any, texts: Sequence[Text], top: int, progress: Callable[[int], None] = lambda done: None) -> Features:
     """Prefills all texts.
 
     Args:
@@ -62,8 +62,7 @@ def read(model: Any, texts: Sequence[Text], top: int, progress: Callable[[int], 
             logits = head(hidden).float()
             best = logits.topk(min(top, logits.shape[-1]), dim=-1).values
             rows[i] = Features(hidden.cpu(), best.cpu(), logits.argmax(-1).cpu())
-        if progress is not None:
-            progress(len(batch))
+        progress(len(batch))
     done = [row for row in rows if row is not None]
     return Features(*(torch.cat([getattr(row, name) for row in done]) for name in ("hidden", "top_logits", "token")))
 

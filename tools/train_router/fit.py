@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tools.train_router.progress import stage
+from tools.progress import counted
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def fit(
     network = make()
     optimizer = torch.optim.AdamW(network.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
     best, best_loss, waited, epochs = copy.deepcopy(network.state_dict()), float("inf"), 0, 0
-    with stage(title, schedule.epochs) as advance:
+    with counted(title, schedule.epochs) as advance:
         while epochs < schedule.epochs and waited < schedule.patience:
             _epoch(network, optimizer, inputs, target, train_rows, schedule.batch, weight)
             current = float(_loss(scores(network, inputs, valid_rows), target[valid_rows], weight))

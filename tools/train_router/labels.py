@@ -41,7 +41,10 @@ def divergent(rows: int, index: Tensor, verdicts: Sequence[bool | None]) -> Tens
     Returns:
         [T] int8 with 1, 0 and `UNUSABLE`.
     """
-    labels = torch.zeros(rows, dtype=torch.int8)
+    return _judged(torch.zeros(rows, dtype=torch.int8), index, verdicts)
+
+
+def _judged(labels: Tensor, index: Tensor, verdicts: Sequence[bool | None]) -> Tensor:
     values = [UNUSABLE if verdict is None else int(verdict) for verdict in verdicts]
     labels[index] = torch.tensor(values, dtype=torch.int8)
     return labels
@@ -66,10 +69,7 @@ def sufficient(small: Tensor, target: Tensor, index: Tensor, verdicts: Sequence[
     Returns:
         [T] int8 with 1, 0 and `UNUSABLE`.
     """
-    labels = (small == target).to(torch.int8)
-    values = [UNUSABLE if verdict is None else int(verdict) for verdict in verdicts]
-    labels[index] = torch.tensor(values, dtype=torch.int8)
-    return labels
+    return _judged((small == target).to(torch.int8), index, verdicts)
 
 
 def deferral(small: Tensor, large: Tensor, target: Tensor) -> Tensor:

@@ -64,13 +64,15 @@ def model_of(folder: Path, pair: Pair) -> Iterator[Any]:
 
 def input_embedding(folder: Path) -> Tensor:
     """[V, E] input embedding of the model in a folder."""
-    model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    weight: Tensor = model.get_input_embeddings().weight.detach()
-    return weight
+    return _weight(folder, "get_input_embeddings")
 
 
 def output_embedding(folder: Path) -> Tensor:
     """[V, H] LM head of the model in a folder."""
+    return _weight(folder, "get_output_embeddings")
+
+
+def _weight(folder: Path, getter: str) -> Tensor:
     model = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
-    weight: Tensor = model.get_output_embeddings().weight.detach()
+    weight: Tensor = getattr(model, getter)().weight.detach()
     return weight

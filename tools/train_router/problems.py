@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from tools.demo_models import task
 
@@ -17,8 +16,7 @@ Checker = Callable[[str, str, str], bool]
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One question.
 
     Attributes:
@@ -36,23 +34,6 @@ def demo_examples(count: int, seed: int) -> list[Example]:
     """Worked training problems of the demo task; never held-out ones. Equal arguments give equal problems."""
     problems = islice(task.generate_problems(task.Split.TRAIN, seed), count)
     return [Example(problem.prompt, problem.answer, problem.completion) for problem in problems]
-
-
-def read_examples(path: Path) -> list[Example]:
-    """Reads JSON lines with `prompt` and, if known, `answer` and `completion`.
-
-    Raises:
-        ValueError: names file and line.
-    """
-    examples = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            examples.append(Example(**json.loads(line)))
-        except (ValueError, TypeError) as exc:
-            raise ValueError(f"{path}:{number}: expected an object with prompt, answer, completion: {exc}") from exc
-    return examples
 
 
 def same_number(prompt: str, completion: str, answer: str) -> bool:

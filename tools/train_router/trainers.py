@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -13,16 +13,10 @@ from tokenrouter.policies.checkpoints import RouterFile
 from tokenrouter.policies.checkpoints.win_rate import word_buckets
 from tokenrouter.policies.query_level import threshold_for_share
 from tools.train_router import labels, thresholds
-from tools.train_router.corpus import Corpus, held_back, known
+from tools.train_router.corpus import Corpus, held_back
 from tools.train_router.features import embed
 from tools.train_router.fit import Quality, Schedule, fit
-from tools.train_router.networks import (
-    R2R_CLASS,
-    CiterClassifier,
-    DeferralRowModule,
-    R2RClassifier,
-    WinRateClassifier,
-)
+from tools.train_router.networks import R2R_CLASS, CiterClassifier, DeferralRowModule, R2RClassifier, WinRateClassifier
 
 VALIDATION_SHARE = 0.2
 RECALL = 0.95
@@ -57,17 +51,16 @@ def train_r2r(
     corpus: Corpus,
     embedding: Tensor,
     schedule: Schedule = R2R_SCHEDULE,
-    sizes: Sequence[int] = (64, 64),
     recall: float = RECALL,
+    sizes: Sequence[int] = (64, 64),
 ) -> Trained:
     """R2R's network on `divergent`: weighted binary cross-entropy, positive weight zeros / ones.
 
     Args:
         corpus: over the large model's own answers.
         embedding: [V, E] input embedding of the small model; frozen, and not stored.
-        schedule: of the training.
-        sizes: of the backbone.
         recall: what the stored threshold has at least.
+        sizes: of the backbone.
     """
     hidden, logits, tokens = corpus.hidden.float(), corpus.top_logits, embed(embedding, corpus.small_token)
     network, quality = fit(
@@ -78,9 +71,8 @@ def train_r2r(
         schedule,
         title="R2R",
     )
-    threshold, found, positives = thresholds.by_recall(quality.scores.sigmoid(), quality.labels, recall)
-    args = {"model_type": R2R_CLASS, "normalize_input": False}
-    return Trained(_file("r2r", network, corpus, threshold, args), quality, found, positives)
+    router = _file("r2r", network.state_dict(), corpus, model_type=R2R_CLASS, normalize_input=False)
+    return _by_recall(router, quality, recall)
 
 
 def train_citer(corpus: Corpus, schedule: Schedule = CITER_SCHEDULE, recall: float = RECALL) -> Trained:
@@ -95,9 +87,7 @@ def train_citer(corpus: Corpus, schedule: Schedule = CITER_SCHEDULE, recall: flo
         positive_weight=1.0,
         title="CITER",
     )
-    # The score says that the small model suffices, so the large one is needed with probability 1 - score.
-    needed, found, positives = thresholds.by_recall(1.0 - quality.scores.sigmoid(), 1.0 - quality.labels, recall)
-    return Trained(_file("citer", network, corpus, 1.0 - needed, {}), quality, found, positives)
+    return _by_recall(_file("citer", network.state_dict(), corpus), quality, recall, of_small=True)
 
 
 def train_collm(corpus: Corpus, head: Tensor, schedule: Schedule = COLLM_SCHEDULE, recall: float = RECALL) -> Trained:
@@ -106,7 +96,6 @@ def train_collm(corpus: Corpus, head: Tensor, schedule: Schedule = COLLM_SCHEDUL
     Args:
         corpus: over reference texts, or the large model's answers where there are none.
         head: [V, H] output embedding of the small model; g starts at its mean.
-        schedule: of the training.
         recall: what the stored threshold has at least.
     """
     hidden = corpus.hidden.float()
@@ -119,10 +108,8 @@ def train_collm(corpus: Corpus, head: Tensor, schedule: Schedule = COLLM_SCHEDUL
         positive_weight=COLLM_POSITIVE_WEIGHT,
         title="Co-LLM",
     )
-    threshold, found, positives = thresholds.by_recall(quality.scores.sigmoid(), quality.labels, recall)
-    tensors = {"deferral.weight": network.state_dict()["deferral.weight"][0]}
-    router = RouterFile("collm", tensors, threshold=threshold, models=corpus.facts.models)
-    return Trained(router, quality, found, positives)
+    row = {"deferral.weight": network.state_dict()["deferral.weight"][0]}
+    return _by_recall(_file("collm", row, corpus), quality, recall)
 
 
 def train_query(
@@ -133,7 +120,6 @@ def train_query(
     Args:
         corpus: answers of both models, judged.
         share: of validation prompts that the threshold sends to the large model.
-        schedule: of the training.
         buckets: rows of the table of hashed words.
         width: of its rows.
 
@@ -141,7 +127,7 @@ def train_query(
         ValueError: no answer was judged.
     """
     facts = corpus.facts
-    judged = [i for i in known(facts.small_right) if facts.large_right[i] is not None]
+    judged = [i for i, pair in enumerate(zip(facts.small_right, facts.large_right, strict=True)) if None not in pair]
     if not judged:
         raise ValueError("nobody judged the answers; collect with a checker, from problems with answers")
     wins = labels.large_wins([bool(facts.small_right[i]) for i in judged], [bool(facts.large_right[i]) for i in judged])
@@ -159,7 +145,8 @@ def train_query(
     threshold = threshold_for_share(rates.tolist(), share)
     chosen = rates >= threshold
     recall = float((chosen & (quality.labels == 1)).sum() / (quality.labels == 1).sum().clamp(min=1))
-    return Trained(_file("query_level", network, corpus, threshold, {}), quality, recall, float(chosen.float().mean()))
+    router = replace(_file("query_level", network.state_dict(), corpus), threshold=threshold)
+    return Trained(router, quality, recall, float(chosen.float().mean()))
 
 
 def _bags(words: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -168,6 +155,15 @@ def _bags(words: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return torch.tensor([word for text in words for word in text]), torch.tensor(starts)
 
 
-def _file(kind: str, network: torch.nn.Module, corpus: Corpus, threshold: float, args: dict[str, object]) -> RouterFile:
-    tensors = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-    return RouterFile(kind, tensors, threshold=threshold, models=corpus.facts.models, args=args)
+def _file(kind: str, tensors: Mapping[str, Tensor], corpus: Corpus, **args: object) -> RouterFile:
+    kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return RouterFile(kind, kept, models=corpus.facts.models, args=args)
+
+
+def _by_recall(router: RouterFile, quality: Quality, recall: float, *, of_small: bool = False) -> Trained:
+    """With R2R's threshold; `of_small`: the score says that the small model suffices, not that the large is needed."""
+    needed, found = quality.scores.sigmoid(), quality.labels
+    if of_small:
+        needed, found = 1.0 - needed, 1.0 - found
+    threshold, reached, positives = thresholds.by_recall(needed, found, recall)
+    return Trained(replace(router, threshold=1.0 - threshold if of_small else threshold), quality, reached, positives)
