@@ -9,53 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
 import typer
 
-from tools.errors import CommandError, reported
+from tools.errors import reported
 from tools.load import ClosedLoop, read_prompts, request_bytes
 from tools.metrics import fresh_scrape
+from tools.openai_server import OpenAiServer
 from tools.progress import LateProgress
-from tools.tritonserver.http import http_open
-from tools.tritonserver.ports import free_port
 from tools.tritonserver.server import TritonServer
 from tools.tune.measure import WARM_UP_S, rate
-
-_READY_S = 30.0
-
-
-@contextmanager
-def served(repository: Path, server: TritonServer) -> Iterator[int]:
-    """Port of an OpenAI-compatible server in front of this one."""
-    port = free_port()
-    arguments = ["--model-repository", str(repository), "--grpc-url", server.grpc_url, "--port", str(port)]
-    process = subprocess.Popen([sys.executable, "-m", "tokenrouter.openai_api", *arguments])
-    try:
-        _await_ready(process, f"http://127.0.0.1:{port}/health/ready")
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _await_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    end = time.monotonic() + _READY_S
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            http_open(url, timeout=2).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise CommandError(f"the OpenAI-compatible server was not ready within {_READY_S:g} s")
 
 
 class Chats:
@@ -128,7 +97,8 @@ def measure(
 
     rates: dict[str, list[float]] = {"direct": [], "openai": []}
     firsts: dict[str, list[float]] = {"direct": [], "openai": []}
-    with TritonServer(repository) as server, served(repository, server) as port:
+    with TritonServer(repository) as server, OpenAiServer(server, repository) as openai:
+        openai.wait()
 
         def window() -> float:
             time.sleep(WARM_UP_S)
@@ -141,7 +111,7 @@ def measure(
             with ClosedLoop(server.grpc_url, direct, in_flight, keep=True) as loop:
                 rates["direct"].append(window())
             firsts["direct"].append(median(_first_tokens(loop)) * 1e3)
-            with Chats(port, body, in_flight) as chats:
+            with Chats(openai.port, body, in_flight) as chats:
                 rates["openai"].append(window())
             firsts["openai"].append(median(chats.first_token_s) * 1e3)
     result: dict[str, Any] = {"inflight": in_flight}

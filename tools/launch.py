@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError
@@ -18,9 +19,10 @@ from rich.markup import escape
 from rich.status import Status
 
 from tokenrouter.repository import Repository
+from tools.openai_server import OpenAiServer
 from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import LaunchError, find_installation
-from tools.tritonserver.ports import Ports
+from tools.tritonserver.ports import Ports, usable_port
 from tools.tritonserver.server import TritonServer
 
 ENTRY = "tokenrouter"
@@ -39,6 +41,8 @@ def launch(
     http_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 takes a free port.")] = 8002,
+    openai_port: Annotated[int, typer.Option(help="Of the OpenAI-compatible server; 0 takes a free port.")] = 9000,
+    openai: Annotated[bool, typer.Option(help="Whether to start the OpenAI-compatible server.")] = True,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     prompt: Annotated[str, typer.Option(help="Prompt of the first response.")] = DEMO_PROMPT,
     check: Annotated[bool, typer.Option("--check", help="Stop after the first response.")] = False,
@@ -65,19 +69,26 @@ def launch(
             exit_timeout_s=exit_timeout,
             wait=_progress(status, model_repository, stopped, lambda: server.loaded_models()),
         )
-        _start(server)
+        front = _start(server, model_repository, openai_port if openai else None, host)
     try:
-        code = _serve(server, prompt, stopped, check=check)
+        with front or nullcontext():
+            code = _serve(server, front, prompt, stopped, check=check)
     finally:
         console.print("stopping")
         exit_code = server.stop()
     raise typer.Exit(code or (1 if exit_code else 0))
 
 
-def _start(server: TritonServer) -> None:
+def _start(server: TritonServer, repository: Path, openai_port: int | None, host: str) -> OpenAiServer | None:
+    """Starts Triton; the OpenAI-compatible server that is to be started in front of it, if there is an entry model."""
     try:
+        # Before Triton loads for minutes: a port that is taken is told at once.
+        port = None if openai_port is None else usable_port("openai", openai_port, host)
         console.print(f"Triton: {find_installation().origin}", markup=False)
         server.start()
+        if port is None or ENTRY not in server.loaded_models():
+            return None
+        return OpenAiServer(server, repository, entry=ENTRY, port=port, host=host)
     except LaunchError as exc:
         console.print(f"[bold red]error:[/] {escape(str(exc))}")
         raise typer.Exit(1) from exc
@@ -104,31 +115,38 @@ def _progress(
     return show
 
 
-def _serve(server: TritonServer, prompt: str, stopped: threading.Event, *, check: bool) -> int:
+def _serve(
+    server: TritonServer, front: OpenAiServer | None, prompt: str, stopped: threading.Event, *, check: bool
+) -> int:
     version = f"Triton {server.version()}"
     console.print(f"[bold green]ready[/]: {server.http_url}, gRPC {server.grpc_url}, {server.metrics_url} ({version})")
     if ENTRY in server.loaded_models():
-        _print_usage(server, prompt)
+        _print_usage(server, front, prompt)
         try:
             _print_response(server, prompt)
-        except (OSError, ValueError, KeyError) as exc:
-            console.print(f"[bold red]error:[/] the first response failed: {escape(str(exc))}")
+            if front is not None:
+                front.wait()
+                console.print(f"[bold green]ready[/]: OpenAI-compatible server at {front.url}")
+        except (OSError, ValueError, KeyError, LaunchError) as exc:
+            what = "" if isinstance(exc, LaunchError) else "the first response failed: "
+            console.print(f"[bold red]error:[/] {what}{escape(str(exc))}")
             return 1
     if check:
         return 0
     console.print("\nCtrl-C stops the server. Its log from here on:")
-    return _follow(server, stopped)
+    return _follow(server, front, stopped)
 
 
-def _follow(server: TritonServer, stopped: threading.Event) -> int:
+def _follow(server: TritonServer, front: OpenAiServer | None, stopped: threading.Event) -> int:
     """Copies the log to the console until somebody stops us or the server ends."""
     with server.log_path.open("r+b") as log:
         log.seek(0, 2)
         while not stopped.wait(_POLL_S):
             running = server.is_running()
             sys.stdout.write(log.read().decode("utf-8", "replace"))
-            if not running:
-                console.print("[bold red]error:[/] tritonserver has ended by itself")
+            if not running or (front is not None and not front.is_running()):
+                name = "the OpenAI-compatible server" if running else "tritonserver"
+                console.print(f"[bold red]error:[/] {name} has ended by itself")
                 return 1
             if log.tell() > _LOG_LIMIT:
                 # The server appends, so it goes on at the start; lines written in between are lost here only.
@@ -137,7 +155,7 @@ def _follow(server: TritonServer, stopped: threading.Event) -> int:
     return 0
 
 
-def _print_usage(server: TritonServer, prompt: str) -> None:
+def _print_usage(server: TritonServer, front: OpenAiServer | None, prompt: str) -> None:
     url = f"{server.http_url}/v2/models/{ENTRY}"
     fields = {"text_input": prompt, "max_tokens": 160}
     binaries = Path(sys.executable).parent
@@ -149,6 +167,7 @@ def _print_usage(server: TritonServer, prompt: str) -> None:
         f"curl -sN {url}/generate_stream -d '{json.dumps({**fields, 'stream': True})}'",
         f'{binaries}/tokenrouter generate "{prompt}" --stream --url {server.grpc_url}',
         *_python_call(server.grpc_url, prompt),
+        *([] if front is None else _openai_call(front.url, prompt)),
     ):
         console.print(f"  {line}", markup=False)
     console.print()
@@ -160,6 +179,14 @@ def _python_call(grpc_url: str, prompt: str) -> list[str]:
         "  from tokenrouter.client import stream",
         f"  for chunk in stream({grpc_url!r}, {prompt!r}, max_tokens=160):",
         '      print(chunk.text, end="", flush=True)',
+    ]
+
+
+def _openai_call(url: str, prompt: str) -> list[str]:
+    body = {"model": ENTRY, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
+    return [
+        "OpenAI clients:",
+        f"  curl -s {url}/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'",
     ]
 
 

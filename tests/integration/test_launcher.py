@@ -60,7 +60,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture
 def free_ports() -> list[str]:
-    return ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    return ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:

@@ -37,13 +37,22 @@ class Ports:
         """
         values: dict[str, int] = {}
         for name, port in (("http", self.http), ("grpc", self.grpc), ("metrics", self.metrics)):
-            if port and not _is_free(host, port):
-                raise LaunchError(
-                    f"port {port} ({name}) on {host} is in use or not permitted; "
-                    f"choose another: make serve {name.upper()}_PORT={port + 1000}"
-                )
-            values[name] = port or free_port(host, list(values.values()))
+            values[name] = usable_port(name, port, host, list(values.values()))
         return Ports(**values)
+
+
+def usable_port(name: str, port: int, host: str, taken: Sequence[int] = ()) -> int:
+    """The port, or a free one for 0.
+
+    Raises:
+        LaunchError: it is in use; names the Makefile variable.
+    """
+    if port and not _is_free(host, port):
+        raise LaunchError(
+            f"port {port} ({name}) on {host} is in use or not permitted; "
+            f"choose another: make serve {name.upper()}_PORT={port + 1000}"
+        )
+    return port or free_port(host, taken)
 
 
 def _is_free(host: str, port: int) -> bool:
