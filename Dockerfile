@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY requirements/serve.lock requirements/
 COPY backends backends
 # hadolint ignore=DL3042,SC2086
-RUN python3 -m pip wheel --no-cache-dir ${PIP_ARGS} --constraint requirements/serve.lock --wheel-dir /wheels .
+RUN python3 -m pip wheel --no-cache-dir ${PIP_ARGS} --constraint requirements/serve.lock --wheel-dir /wheels ".[openai]"
 
 FROM ${CPU_BASE} AS cpu
 # pip's options, e.g. where to find PyTorch's CPU build; the default index may give a CUDA build of several GB.
@@ -35,7 +35,7 @@ COPY configs configs
 COPY model_repository model_repository
 USER 1000:1000
 ENV HOME=/tmp
-EXPOSE 8000 8001 8002
+EXPOSE 8000 8001 8002 9000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=3m \
     CMD ["curl", "--fail", "--silent", "--show-error", "--output", "/dev/null", "http://127.0.0.1:8000/v2/health/ready"]
 CMD ["python3", "-m", "tools.launch", "--host", "0.0.0.0"]
@@ -63,7 +63,7 @@ USER 1000:1000
 # hadolint ignore=DL3064
 ENV HOME=/var/lib/tokenrouter USER=triton-server HF_HUB_OFFLINE=1 \
     TOKENROUTER_CHECKPOINTS=/checkpoints TOKENROUTER_EXIT_TIMEOUT_S=60
-EXPOSE 8000 8001 8002
+EXPOSE 8000 8001 8002 9000
 # Large models take minutes to load.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m \
     CMD ["curl", "--fail", "--silent", "--show-error", "--output", "/dev/null", "http://127.0.0.1:8000/v2/health/ready"]

@@ -110,7 +110,7 @@ class TestDockerfile:
         assert len(checks) == 2
         for check in checks:
             assert "http://127.0.0.1:8000/v2/health/ready" in check
-        assert values("EXPOSE") == ["8000 8001 8002"] * 2
+        assert values("EXPOSE") == ["8000 8001 8002 9000"] * 2
 
 
 class TestServeScript:
@@ -168,9 +168,9 @@ class TestCompose:
         assert mounts["/checkpoints"]["read_only"] is True
         assert "read_only" not in services["build"]["volumes"][0]
 
-    def test_only_the_gpu_service_starts_by_itself(self) -> None:
+    def test_only_the_gpu_service_and_the_one_in_front_of_it_start_by_themselves(self) -> None:
         services = compose()["services"]
-        assert [name for name, service in services.items() if "profiles" not in service] == ["tokenrouter"]
+        assert [name for name, service in services.items() if "profiles" not in service] == ["tokenrouter", "openai"]
 
     def test_gpus_and_shared_memory(self) -> None:
         service = compose()["services"]["tokenrouter"]
