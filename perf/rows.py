@@ -1,4 +1,4 @@
-"""Rows of measurements: CSV files, and tables on the screen. Tables for documents: `tools.markdown`."""
+"""Rows of measurements: CSV files, and tables on the screen and for documents."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from tools.markdown import markdown
 
 Row = Mapping[str, Any]
 Columns = Mapping[str, tuple[str, str]]
@@ -69,6 +71,11 @@ def table(rows: Iterable[Mapping[str, str]], title: str = "") -> Table:
     for row in listed:
         result.add_row(*row.values())
     return result
+
+
+def markdown_of(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows by heading, as a Markdown table."""
+    return markdown(columns_of(rows), ([*row.values()] for row in rows))
 
 
 def upright(rows: Sequence[Row], title: str = "") -> Table:

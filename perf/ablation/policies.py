@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from multiprocessing.connection import Client, Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -17,8 +17,6 @@ from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import load_policy
 from tokenrouter.policies.base import (
     Destinations,
-    EntryRequest,
-    Handoff,
     Policy,
     PolicyParams,
     RouteBatch,
@@ -27,15 +25,12 @@ from tokenrouter.policies.base import (
     destination_names,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 REPREFILL = "perf.ablation.policies:Reprefill"
 OUTSIDE = "perf.ablation.policies:OutsideRouter"
 
 
 class Wrapped(Policy):
-    """Does what another policy does."""
+    """Does what another policy does, but for what a subclass overrides."""
 
     class Params(PolicyParams):
         """Name and parameters of that policy; `address` and `width` are for `OutsideRouter`."""
@@ -46,36 +41,10 @@ class Wrapped(Policy):
         width: int = 0
 
     def check(self) -> None:
-        """Builds the other policy."""
         self.inner = load_policy(PolicySpec(self.params.policy, json.dumps(self.params.params)), self.context)
-
-    def prepare(self, model: str) -> None:
-        """The other policy's."""
-        self.inner.prepare(model)
-
-    def mask(self, model: str, vocab_size: int) -> Sequence[int]:
-        """The other policy's."""
-        return self.inner.mask(model, vocab_size)
-
-    def visited(self) -> tuple[str, ...]:
-        """The other policy's."""
-        return self.inner.visited()
-
-    def entry(self, request: EntryRequest) -> str:
-        """The other policy's."""
-        return self.inner.entry(request)
-
-    def receive(self, row: Row) -> Visit:
-        """The other policy's."""
-        return self.inner.receive(row)
-
-    def route(self, batch: RouteBatch) -> Destinations:
-        """The other policy's."""
-        return self.inner.route(batch)
-
-    def send(self, row: Row, target: str) -> Handoff:
-        """The other policy's."""
-        return self.inner.send(row, target)
+        for name in ("prepare", "mask", "visited", "entry", "receive", "route", "send"):
+            if name not in vars(type(self)):
+                setattr(self, name, getattr(self.inner, name))
 
 
 class Reprefill(Wrapped):

@@ -12,110 +12,92 @@ and responses are `--scale` times shorter.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
-from perf.baselines.standard import CallFailed
-from perf.compare import demo, ideal, report
-from perf.compare.cells import SYSTEMS, cells
-from perf.compare.emulated import EmulatedSetting
-from perf.compare.measure import Setting
-from perf.compare.measure import measure as measured
+from perf.command import run
+from perf.compare import ideal, report
+from perf.compare.cells import BY_NAME, Cell, named
+from perf.compare.measure import measure
 from perf.compare.results import Results
+from perf.compare.settings import Engine, setting_of
 from perf.compare.thresholds import Tuning
-from perf.compare.workloads import Reference, load_reference
-from tokenrouter.errors import RouterError
-from tools.dtmc.errors import DtmcError
+from perf.compare.workloads import load_reference
+from perf.rows import show, write_rows
+from tools.errors import CommandError
 from tools.progress import LateProgress
-from tools.tritonserver.installation import LaunchError
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 
+InFlight = Annotated[list[int], typer.Option(min=1, help="Responses that run at once.")]
+Scale = Annotated[int, typer.Option(min=1, help="Emulated: prompts and responses are so much shorter.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Least length of a window.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")]
+OnlyReport = Annotated[bool, typer.Option("--report", help="Measure nothing; show the CSV.")]
 
-def parser(reference: Reference) -> argparse.ArgumentParser:
-    """The command line."""
-    parse = argparse.ArgumentParser(prog="python -m perf.compare", description=(__doc__ or "").partition("\n\n")[2])
-    parse.formatter_class = argparse.RawDescriptionHelpFormatter
-    names = [system.name for system in SYSTEMS]
-    parse.add_argument("--engine", choices=["emulated", "torch"], default="emulated")
-    parse.add_argument("--policies", nargs="+", help="default: all")
-    parse.add_argument("--workloads", nargs="+", choices=list(reference.workloads), help="emulated; default: all")
-    parse.add_argument("--inflight", nargs="+", type=int, default=[1, 4, 16], help="responses that run at once")
-    parse.add_argument("--systems", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parse.add_argument("--scale", type=int, default=64, help="emulated: prompts and responses are so much shorter")
-    parse.add_argument("--seconds", type=float, default=3.0, help="least length of a window")
-    parse.add_argument("--warm-up", type=float, default=1.0, help="seconds before it")
-    parse.add_argument("--machine", default="quiet", help="what else it did meanwhile; a column of the file")
-    parse.add_argument("--csv", type=Path, help="default: perf/results/comparison_ENGINE.csv")
-    parse.add_argument("--report", action="store_true", help="measure nothing; tables and plot of the CSV")
-    parse.add_argument("--ideal", action="store_true", help="measure nothing; exact throughput without overhead")
-    parse.add_argument("--markdown", action="store_true", help="print Markdown tables")
-    parse.add_argument("--plot", type=Path, help="default: docs/images/comparison_ENGINE.png")
-    return parse
+_IN_FLIGHT = [1, 4, 16]
+_SYSTEMS = list(BY_NAME)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measures, writes and prints."""
-    try:
+def main(
+    engine: Engine = Engine.EMULATED,
+    policies: Annotated[list[str] | None, typer.Option(help="Default: all.")] = None,
+    workloads: Annotated[list[str] | None, typer.Option(help="Default: all.")] = None,
+    inflight: InFlight = _IN_FLIGHT,
+    systems: Annotated[list[str], typer.Option(help=f"Of: {', '.join(BY_NAME)}.")] = _SYSTEMS,
+    scale: Scale = 64,
+    seconds: Seconds = 3.0,
+    warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds before it.")] = 1.0,
+    machine: Annotated[str, typer.Option(help="What else it did meanwhile; a column of the file.")] = "quiet",
+    csv: Annotated[Path | None, typer.Option(help="Default: perf/results/comparison_ENGINE.csv.")] = None,
+    only_report: OnlyReport = False,
+    only_ideal: Annotated[
+        bool, typer.Option("--ideal", help="Measure nothing; exact throughput without overhead.")
+    ] = False,
+    as_markdown: AsMarkdown = False,
+    plot: Annotated[Path | None, typer.Option(help="Default: docs/images/comparison_ENGINE.png.")] = None,
+) -> None:
+    if only_ideal:
         reference = load_reference()
-    except DtmcError as exc:
-        sys.exit(f"error: {exc}")
-    parse = parser(reference)
-    args = parse.parse_args(arguments)
-    if min(args.inflight) < 1 or args.seconds <= 0 or args.warm_up < 0 or args.scale < 1:
-        parse.error("--inflight and --scale are at least 1, --seconds is positive, --warm-up is not negative")
-    if args.ideal:
-        found = list(ideal.rows(reference, Tuning(), args.policies or list(reference.policies), args.inflight))
-        (args.csv or RESULTS / "comparison_ideal.csv").write_text(ideal.csv_text(found))
-        print(ideal.markdown(found))
+        rows = list(ideal.rows(reference, Tuning(), policies or list(reference.policies), inflight))
+        write_rows(csv or RESULTS / "comparison_ideal.csv", rows)
+        print(ideal.markdown(rows))
         return
-    path = args.csv or RESULTS / f"comparison_{args.engine}.csv"
+    path = csv or RESULTS / f"comparison_{engine.value}.csv"
     results = Results.load(path)
-    if not args.report:
-        try:
-            measure(args, reference, results, path)
-        except (CallFailed, DtmcError, LaunchError, RouterError, RuntimeError) as exc:
-            sys.exit(f"error: {exc}")
+    if not only_report:
+        setting = setting_of(engine, most=max(inflight), scale=scale, warm_up_s=warm_up, seconds=seconds)
+        cells = [
+            Cell(policy, workload, n)
+            for policy in policies or setting.policies
+            for workload in workloads or setting.workloads
+            for n in inflight
+        ]
+        same = {"engine": engine.value, "machine": machine, "scale": setting.scale, "seconds": seconds}
+        chosen = [named(name) for name in systems]
+        total, done = len(cells) * len(systems), 0
+        with LateProgress() as progress:
+
+            def told(text: str) -> None:
+                progress(text, min(1.0, done / total))
+
+            for cell, system, found, limit in measure(setting, Tuning(), cells, chosen, told):
+                results.add(cell, system.name, {**same, "limit": limit, **found})
+                results.save(path)  # after each, so nothing is lost when a run is stopped
+                done += 1
     if not results.rows:
-        sys.exit(f"error: {path} has no rows; measure first, without --report")
-    report.plot(results, args.plot or IMAGES / f"comparison_{args.engine}.png", args.engine)
-    if args.markdown:
+        raise CommandError(f"{path} has no rows; measure first, without --report")
+    report.plot(results, plot or IMAGES / f"comparison_{engine.value}.png", engine.value)
+    if as_markdown:
         print("\n\n".join(report.markdown(results, workload) for workload in results.workloads()))
     else:
-        Console(width=None if sys.stdout.isatty() else 170).print(*report.tables(results, args.engine))
+        show(*report.tables(results, engine.value))
     for cell, name, ratio in report.losses(results):
         print(f"not faster: {cell.policy}, {cell.workload}, {cell.in_flight} in flight: {ratio:.2f} of {name}")
 
 
-def measure(args: argparse.Namespace, reference: Reference, results: Results, path: Path) -> None:
-    """Adds rows; the file is written after each, so nothing is lost when a run is stopped."""
-    emulated = args.engine == "emulated"
-    systems = [system for system in SYSTEMS if system.name in args.systems]
-    policies = args.policies or list(reference.policies if emulated else demo.POLICIES)
-    workloads = (args.workloads or list(reference.workloads)) if emulated else [demo.WORKLOAD]
-    wanted = cells(policies, workloads, args.inflight)
-    setting: Setting
-    if emulated:
-        setting = EmulatedSetting(reference, scale=args.scale, warm_up_s=args.warm_up, seconds=args.seconds)
-    else:
-        setting = demo.DemoSetting(most=max(args.inflight), warm_up_s=args.warm_up, seconds=args.seconds)
-    scale = args.scale if emulated else 1
-    same = {"engine": args.engine, "machine": args.machine, "scale": scale, "seconds": args.seconds}
-    with LateProgress() as progress:
-        done, total = 0, len(wanted) * len(systems)
-
-        def told(text: str) -> None:
-            progress(text, min(1.0, done / total))
-
-        for cell, system, summary, limit in measured(setting, Tuning(), wanted, systems, told):
-            results.add(cell, system.name, {**same, "limit": limit, **summary.flat()})
-            results.save(path)
-            done += 1
-
-
 if __name__ == "__main__":
-    main()
+    run(main, RuntimeError)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+from tools.errors import CommandError
 
 ANY = "any"
 """In the place of a policy: without routing it makes no difference."""
@@ -59,6 +60,8 @@ class Cell:
         return self if system.routed else Cell(ANY, self.workload, self.in_flight)
 
 
-def cells(policies: Sequence[str], workloads: Sequence[str], in_flight: Sequence[int]) -> list[Cell]:
-    """All combinations."""
-    return [Cell(policy, workload, n) for policy in policies for workload in workloads for n in in_flight]
+def named(system: str) -> System:
+    """Raises CommandError if there is no such system."""
+    if system not in BY_NAME:
+        raise CommandError(f"--systems: no system {system!r}; there are {', '.join(BY_NAME)}")
+    return BY_NAME[system]

@@ -11,21 +11,20 @@ from typing import Any
 import msgspec
 
 from perf.compare.cells import Cell
-from perf.compare.measure import ByInFlight
+from perf.compare.thresholds import ByInFlight
+from perf.emulated.deployment import batching
 from perf.load.requests import Load
 from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.errors import ConfigError
 from tools.build_repository.build import write_repository
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec, load_spec
-from tools.build_repository.thresholds import max_queue_delay_microseconds
 from tools.dtmc.profile import Profile, load_profile
 from tools.load import in_turn, read_prompts, run_stages, stages
 from tools.profile.__main__ import look, profile_text
 from tools.tritonserver.server import TritonServer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "perf" / "results" / "comparison_profiles"
-WORKLOAD = "demo"
 POLICIES: Mapping[str, dict[str, Any]] = {
     # Thresholds with a good part of the tokens from the large model: where routing costs most.
     "citer": {"threshold": 0.9999},
@@ -47,19 +46,20 @@ class DemoSetting:
         models: model repository with the checkpoints.
     """
 
+    policies: tuple[str, ...] = tuple(POLICIES)
+    workloads: tuple[str, ...] = ("demo",)
+    scale = 1
+
     def __init__(
         self, *, most: int, warm_up_s: float, seconds: float, models: Path = ROOT / "model_repository"
     ) -> None:
-        self._most = most
-        self._warm_up_s = warm_up_s
-        self._seconds = seconds
-        self._models = models
+        self._most, self._models = most, models
+        self._warm_up_s, self._seconds = warm_up_s, seconds
         self._profiles: dict[str, Profile] = {}
         tokenizer = load_tokenizer(models / "small" / "1")
         self._prompts = [list(tokenizer.encode(text).ids) for text in read_prompts()]
 
     def kind(self, cell: Cell) -> str:
-        """The policy."""
         return f"{cell.policy} on the demo pair"
 
     def profile(self, cell: Cell) -> Profile:
@@ -121,14 +121,9 @@ def demo_spec(
         spec.entry, policy=policy, policy_params=POLICIES[policy], max_inflight=most, ensemble=None
     )
     models = {
-        name: msgspec.structs.replace(model, batching=_batching(name, thresholds, profile, most))
+        name: msgspec.structs.replace(
+            model, batching=BatchingSpec(**(batching(name, thresholds, profile, most) if profile else {}))
+        )
         for name, model in spec.models.items()
     }
     return msgspec.structs.replace(spec, entry=entry, models=models)
-
-
-def _batching(name: str, thresholds: ByInFlight, profile: Profile | None, most: int) -> BatchingSpec:
-    if not thresholds or profile is None:
-        return BatchingSpec()
-    table = {n: row[name] for n, row in thresholds.items()}
-    return BatchingSpec(table[max(table)], max_queue_delay_microseconds(profile, most), table)

@@ -11,16 +11,14 @@ from rich.table import Table
 
 from perf.compare.cells import BY_NAME, OURS, Cell
 from perf.compare.results import Results
+from perf.figure import drawn
+from perf.rows import markdown_of, table
 
 _TITLE = {
     "emulated": "emulated: step times and routing rates are given, everything else is real",
     "torch": "demo pair, torch engine on the CPU",
 }
-
-
-def tables(results: Results, engine: str) -> list[Table]:
-    """Throughput with ratios, and latencies, per cell."""
-    return [_throughput(results, engine), _latency(results, engine)]
+_LATENCIES = {"ttft": "first token", "itl": "between tokens", "e2e": "whole response"}
 
 
 def _others(results: Results) -> list[str]:
@@ -28,112 +26,80 @@ def _others(results: Results) -> list[str]:
     return [name for name in BY_NAME if name in measured and name != OURS]
 
 
-def _throughput(results: Results, engine: str) -> Table:
-    table = Table(
-        "policy",
-        "workload",
-        "n",
-        OURS,
-        *_others(results),
-        title=f"tokens/s (ours is x times as fast); {_TITLE[engine]}",
-    )
-    for cell in results.cells():
-        ours = results.number(cell, OURS, "tokens_per_second")
-        others = []
-        for name in _others(results):
-            number = results.number(cell, name, "tokens_per_second")
-            others.append("-" if math.isnan(number) else f"{number:.1f} ({results.ratio(cell, name):.2f}x)")
-        table.add_row(cell.policy, cell.workload, str(cell.in_flight), f"{ours:.1f}", *others)
-    return table
+def _rates(results: Results, cell: Cell) -> dict[str, str]:
+    """Tokens per second by system; in brackets ours over that system."""
+    rates = {OURS: f"{results.number(cell, OURS):.1f}"}
+    for name in _others(results):
+        rate = results.number(cell, name)
+        rates[name] = "-" if math.isnan(rate) else f"{rate:.1f} ({results.ratio(cell, name):.2f})"
+    return rates
 
 
-def _latency(results: Results, engine: str) -> Table:
-    names = [OURS, *_others(results)]
-    table = Table("policy", "workload", "n", "ms: p50 / p99", *names, title=_TITLE[engine])
+def _times(results: Results, cell: Cell, columns: Sequence[str], form: str) -> dict[str, str]:
+    """Some latencies in ms, by system."""
+    return {
+        name: " / ".join(format(results.number(cell, name, column), form) for column in columns)
+        if results.row(cell, name)
+        else "-"
+        for name in (OURS, *_others(results))
+    }
+
+
+def tables(results: Results, engine: str) -> list[Table]:
+    """Throughput with ratios, and latencies, per cell."""
+    rates, times = [], []
     for cell in results.cells():
-        for what, text in (("ttft", "first token"), ("itl", "between tokens"), ("e2e", "whole response")):
-            values = [
-                f"{results.number(cell, name, f'{what}_p50_ms'):.1f} / "
-                f"{results.number(cell, name, f'{what}_p99_ms'):.1f}"
-                if results.row(cell, name)
-                else "-"
-                for name in names
-            ]
-            first = (cell.policy, cell.workload, str(cell.in_flight)) if what == "ttft" else ("", "", "")
-            table.add_row(*first, text, *values)
-    return table
+        named = {"policy": cell.policy, "workload": cell.workload, "n": str(cell.in_flight)}
+        rates.append({**named, **_rates(results, cell)})
+        for what, text in _LATENCIES.items():
+            columns = (f"{what}_p50_ms", f"{what}_p99_ms")
+            times.append({**named, "ms: p50 / p99": text, **_times(results, cell, columns, ".1f")})
+            named = dict.fromkeys(named, "")
+    return [
+        table(rates, f"tokens/s (ours is x times as fast); {_TITLE[engine]}"),
+        table(times, _TITLE[engine]),
+    ]
 
 
 def markdown(results: Results, workload: str) -> str:
-    """Two Markdown tables of a workload: tokens per second with ratios in brackets, and latencies."""
-    names = _others(results)
-    chosen = [cell for cell in results.cells() if cell.workload == workload]
-    head = f"| {workload}: policy | in flight | {OURS} | {' | '.join(names)} |\n|---|---|---|" + "---|" * len(names)
-    rates, times = [head], [head]
-    for cell in chosen:
-        start = f"| {cell.policy} | {cell.in_flight} |"
-        values = [f"{results.number(cell, OURS, 'tokens_per_second'):.1f}"]
-        values += [_cell(results, cell, name) for name in names]
-        rates.append(f"{start} {' | '.join(values)} |")
-        times.append(f"{start} {' | '.join(_times(results, cell, name) for name in (OURS, *names))} |")
-    return "\n".join(rates) + "\n\n" + "\n".join(times)
+    """Two Markdown tables of a workload: throughput with ratios, and latencies.
 
-
-def _cell(results: Results, cell: Cell, name: str) -> str:
-    number = results.number(cell, name, "tokens_per_second")
-    return "-" if math.isnan(number) else f"{number:.1f} ({results.ratio(cell, name):.2f})"
-
-
-def _times(results: Results, cell: Cell, name: str) -> str:
-    """First token p50, between tokens mean, whole response p50, in ms."""
-    if results.row(cell, name) is None:
-        return "-"
-    columns = ("ttft_p50_ms", "itl_mean_ms", "e2e_p50_ms")
-    return " / ".join(f"{results.number(cell, name, column):.0f}" for column in columns)
+    Those are of the first token (p50), between tokens (mean) and of the whole response (p50), in ms.
+    """
+    rates, times = [], []
+    for cell in results.cells():
+        if cell.workload == workload:
+            named = {f"{workload}: policy": cell.policy, "in flight": str(cell.in_flight)}
+            rates.append({**named, **_rates(results, cell)})
+            times.append({**named, **_times(results, cell, ("ttft_p50_ms", "itl_mean_ms", "e2e_p50_ms"), ".0f")})
+    return f"{markdown_of(rates)}\n\n{markdown_of(times)}"
 
 
 def losses(results: Results) -> list[tuple[Cell, str, float]]:
     """Cells with routing in which a routed baseline is as fast as ours, or faster: cell, baseline, ratio."""
-    found = []
-    for cell in results.cells():
-        for name in _others(results):
-            ratio = results.ratio(cell, name)
-            if BY_NAME[name].routed and ratio <= 1.0:
-                found.append((cell, name, ratio))
-    return found
+    routed = [name for name in _others(results) if BY_NAME[name].routed]
+    found = [(cell, name, results.ratio(cell, name)) for cell in results.cells() for name in routed]
+    return [(cell, name, ratio) for cell, name, ratio in found if ratio <= 1.0]
 
 
 def plot(results: Results, path: Path, engine: str) -> None:
     """Ours over each baseline: a panel per workload and number in flight, a group of bars per policy."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    cells = results.cells()
-    workloads = list(dict.fromkeys(cell.workload for cell in cells))
+    cells, names = results.cells(), _others(results)
     numbers = sorted({cell.in_flight for cell in cells})
-    policies = list(dict.fromkeys(cell.policy for cell in cells))
-    names = _others(results)
-    figure, axes = pyplot.subplots(
-        len(workloads),
-        len(numbers),
-        figsize=(4.6 * len(numbers), 2.5 * len(workloads) + 0.8),
-        squeeze=False,
-        sharey=True,
-        layout="constrained",
-    )
-    for i, workload in enumerate(workloads):
-        for j, n in enumerate(numbers):
-            _panel(axes[i][j], results, [Cell(policy, workload, n) for policy in policies], names)
-            axes[i][j].set_title(f"{workload}, {n} in flight", fontsize=9)
-        axes[i][0].set_ylabel("tokens/s, ours / other", fontsize=8)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), fontsize=8, frameon=False)
-    figure.suptitle(f"TokenRouter against each baseline ({_TITLE[engine]})", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    policies, workloads = list(dict.fromkeys(cell.policy for cell in cells)), results.workloads()
+    size = (4.6 * len(numbers), 2.5 * len(workloads) + 0.8)
+    title = f"TokenRouter against each baseline ({_TITLE[engine]})"
+    with drawn(path, len(workloads), len(numbers), size=size, title=title) as grid:
+        first = grid[0][0]
+        for row, workload in zip(grid, workloads, strict=True):
+            for axes, n in zip(row, numbers, strict=True):
+                axes.sharey(first)
+                _panel(axes, results, [Cell(policy, workload, n) for policy in policies], names)
+                axes.set_title(f"{workload}, {n} in flight", fontsize=9)
+            row[0].set_ylabel("tokens/s, ours / other", fontsize=8)
+        first.figure.legend(
+            *first.get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=8, frameon=False
+        )
 
 
 def _panel(axes: Any, results: Results, cells: Sequence[Cell], names: Sequence[str]) -> None:
@@ -145,4 +111,3 @@ def _panel(axes: Any, results: Results, cells: Sequence[Cell], names: Sequence[s
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_xticks(range(len(cells)), [cell.policy for cell in cells], fontsize=8)
     axes.tick_params(axis="y", labelsize=8)
-    axes.grid(axis="y", linewidth=0.3)

@@ -2,76 +2,61 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isnan, nan
 from pathlib import Path
 
 from perf.compare.cells import ANY, OURS, Cell
+from perf.rows import read_rows, write_rows
 
 KEY = ("policy", "workload", "in_flight", "system")
-Row = dict[str, str]
 
 
 @dataclass
 class Results:
-    """Rows by cell and system; a later row of the same takes the place of an earlier one."""
+    """Rows by the columns of `KEY`; a later row of the same takes the place of an earlier one."""
 
-    rows: dict[tuple[str, ...], Row]
+    rows: dict[tuple[str, ...], dict[str, str]]
 
     @classmethod
     def load(cls, path: Path) -> Results:
         """What a file has; nothing if there is none."""
-        if not path.is_file():
-            return cls({})
-        with path.open(newline="") as file:
-            return cls({_key(row): row for row in csv.DictReader(file)})
+        rows = read_rows(path) if path.is_file() else []
+        return cls({tuple(row[name] for name in KEY): row for row in rows})
 
     def add(self, cell: Cell, system: str, values: Mapping[str, object]) -> None:
-        """One measured row."""
-        row = {"policy": cell.policy, "workload": cell.workload, "in_flight": str(cell.in_flight), "system": system}
-        row |= {name: _text(value) for name, value in values.items()}
-        self.rows[_key(row)] = row
+        key = (cell.policy, cell.workload, str(cell.in_flight), system)
+        self.rows[key] = {**dict(zip(KEY, key, strict=True)), **{name: _text(value) for name, value in values.items()}}
 
     def save(self, path: Path) -> None:
-        """Writes all rows, sorted."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [self.rows[key] for key in sorted(self.rows, key=_order)]
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(path, [self.rows[key] for key in self._keys()])
 
-    def row(self, cell: Cell, system: str) -> Row | None:
-        """The row of a system in a cell; systems without routing have one for all policies."""
-        for policy in (cell.policy, ANY):
-            found = self.rows.get((policy, cell.workload, str(cell.in_flight), system))
-            if found is not None:
-                return found
-        return None
+    def _keys(self) -> list[tuple[str, ...]]:
+        return sorted(self.rows, key=lambda key: (*key[:2], int(key[2]), key[3]))
 
-    def number(self, cell: Cell, system: str, column: str) -> float:
+    def row(self, cell: Cell, system: str) -> dict[str, str]:
+        """The row of a system in a cell; systems without routing have one for all policies. Empty if there is none."""
+        key = (cell.workload, str(cell.in_flight), system)
+        return self.rows.get((cell.policy, *key)) or self.rows.get((ANY, *key)) or {}
+
+    def number(self, cell: Cell, system: str, column: str = "tokens_per_second") -> float:
         """One number; NaN if it was not measured."""
-        text = (self.row(cell, system) or {}).get(column, "")
-        return float(text) if text else nan
+        return float(self.row(cell, system).get(column) or nan)
 
-    def ratio(self, cell: Cell, system: str, column: str = "tokens_per_second") -> float:
+    def ratio(self, cell: Cell, system: str) -> float:
         """Ours over this system; above 1 we are faster. NaN if one of them was not measured."""
-        return self.number(cell, OURS, column) / self.number(cell, system, column)
+        return self.number(cell, OURS) / self.number(cell, system)
 
     def systems(self) -> list[str]:
-        """Names of all systems with rows."""
         return list(dict.fromkeys(key[3] for key in self.rows))
 
     def workloads(self) -> list[str]:
-        """Of all cells."""
         return list(dict.fromkeys(cell.workload for cell in self.cells()))
 
     def cells(self) -> list[Cell]:
         """Cells with routing, in order."""
-        found = dict.fromkeys(key[:3] for key in sorted(self.rows, key=_order) if key[0] != ANY)
+        found = dict.fromkeys(key[:3] for key in self._keys() if key[0] != ANY)
         return [Cell(policy, workload, int(n)) for policy, workload, n in found]
 
 
@@ -80,11 +65,3 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return "" if isnan(value) else f"{value:.5g}"
     return str(value)
-
-
-def _key(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in KEY)
-
-
-def _order(key: Sequence[str]) -> tuple[str, str, int, str]:
-    return key[0], key[1], int(key[2]), key[3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from perf.baselines.limits import best_thresholds
 from tools.dtmc.profile import Profile, dump_profile
 from tools.dtmc.search import search
 
-FILE = Path(__file__).resolve().parent.parent / "results" / "comparison_thresholds.json"
+FILE = Path(__file__).resolve().parents[1] / "results" / "comparison_thresholds.json"
+
+ByInFlight = Mapping[int, Mapping[str, int]]
+"""In flight -> model -> threshold; empty is eager."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,15 @@ class Tuning:
             entry.model_sync = ModelSync(rule.thresholds, throughput)
             self._save()
         return entry.model_sync
+
+    def table(self, name: str, profile: Profile, in_flight: Sequence[int]) -> ByInFlight:
+        """Ours for these numbers in flight, and for those just below: between two responses one is missing.
+
+        Three models have fewer, since a search takes them a minute.
+        """
+        below = (0, 1, 2) if len(profile.names) == 2 else (0,)
+        numbers = {max(1, lower) for n in in_flight for lower in (*(n - less for less in below), n // 2)}
+        return {n: self.ours(name, profile, n).thresholds for n in sorted(numbers)}
 
     def _entry(self, name: str, profile: Profile, in_flight: int) -> _Entry:
         text, key = dump_profile(profile), f"{name}, {in_flight} in flight"

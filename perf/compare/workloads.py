@@ -7,10 +7,11 @@ from pathlib import Path
 
 import msgspec
 
+from perf.emulated.routing import routed
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import ModelProfile, Profile
 
-REFERENCE = Path(__file__).resolve().parent.parent / "reference" / "workloads.yaml"
+REFERENCE = Path(__file__).resolve().parents[1] / "reference" / "workloads.yaml"
 
 _SHORTEST_PROMPT = 4
 
@@ -42,11 +43,6 @@ class Routing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     back: float = 1.0
     weights: dict[str, float] = {}
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Models that it routes between, small first."""
-        return tuple(self.weights) or ("small", "large")
-
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """The whole file."""
@@ -59,6 +55,12 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
     def _profiles(self) -> dict[tuple[str, bool], Profile]:
         return {}
 
+    def workload(self, name: str) -> Workload:
+        """Raises ProfileError if the file has no such workload."""
+        if name not in self.workloads:
+            raise ProfileError(f"no workload {name!r}; {REFERENCE.name} has {', '.join(self.workloads)}")
+        return self.workloads[name]
+
     def profile(self, policy: str, *, prefill: bool) -> Profile:
         """Step times and routing of a policy as the Markov model wants them; the same object for the same arguments.
 
@@ -69,27 +71,28 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tr
             raise ProfileError(f"no policy {policy!r}; {REFERENCE.name} has {', '.join(self.policies)}")
         key = (policy, prefill)
         if key not in self._profiles:
-            self._profiles[key] = self._build(self.policies[policy], prefill)
+            self._profiles[key] = self._build(policy, prefill)
         return self._profiles[key]
 
-    def _build(self, routing: Routing, prefill: bool) -> Profile:
+    def _build(self, policy: str, prefill: bool) -> Profile:
+        routing = self.policies[policy]
         models = {
             name: ModelProfile(
                 step_ms=self.models[name].step_ms,
                 extend_ms_per_token=self.models[name].prefill_ms_per_token if prefill else 0.0,
             )
-            for name in routing.models
+            for name in routing.weights or ("small", "large")
         }
-        if routing.weights:
-            rows = {name: dict(routing.weights) for name in models}
-            commit = {name: dict.fromkeys(models, 1.0) for name in models}
-        else:
-            rows = {
-                "small": {"small": 1.0 - routing.leave, "large": routing.leave},
-                "large": {"small": routing.back, "large": 1.0 - routing.back},
-            }
-            commit = {"small": {"small": 1.0, "large": 0.0}, "large": {"small": 1.0, "large": 1.0}}
-        return Profile(models=models, entry=next(iter(models)), routing=rows, commit=commit)
+        row = routing.weights or {"small": 1.0 - routing.leave, "large": routing.leave}
+        kept = dict.fromkeys(models, 1.0)
+        plain = Profile(
+            models=models,
+            entry=next(iter(models)),
+            routing=dict.fromkeys(models, row),
+            commit=dict.fromkeys(models, kept),
+        )
+        rates = {} if routing.weights else {"leave_rate": routing.leave, "return_rate": routing.back}
+        return routed(plain, policy, **rates)
 
 
 def load_reference(path: Path = REFERENCE) -> Reference:

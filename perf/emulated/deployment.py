@@ -41,6 +41,20 @@ class Thresholds:
 EAGER = Thresholds("eager")
 
 
+def batching(
+    model: str, by_in_flight: Mapping[int, Mapping[str, int]], profile: Profile, most_in_flight: int
+) -> dict[str, Any]:
+    """Fields of `BatchingSpec` for thresholds as in `Thresholds`; the delay bound is made for `most_in_flight`."""
+    if not by_in_flight:
+        return {}
+    table = {n: row.get(model, 1) for n, row in by_in_flight.items()}
+    fixed = {
+        "threshold": table[max(table)],
+        "max_queue_delay_microseconds": max_queue_delay_microseconds(profile, most_in_flight),
+    }
+    return fixed if set(table) == {0} else {**fixed, "batch_thresholds": table}
+
+
 @dataclass(frozen=True)
 class EmulatedDeployment:
     """What is emulated.
@@ -83,7 +97,9 @@ class EmulatedDeployment:
             folder,
             step_ms={name: self._engine_ms(name) for name in names},
             entry=entry,
-            batching={name: self._batching(name) for name in names},
+            batching={
+                name: batching(name, self.thresholds.by_in_flight, self.profile, self.most_in_flight) for name in names
+            },
             per_model={name: {**self._options(name), **shown[name]} for name in names},
         )
         write_router(folder, self.policy)
@@ -104,15 +120,6 @@ class EmulatedDeployment:
         if isinstance(model.step_ms, float):
             return max(0.0, model.step_ms - around_ms)
         return {batch: max(0.0, model.step_time_ms(batch) - around_ms) for batch in range(1, self.most_in_flight + 1)}
-
-    def _batching(self, name: str) -> dict[str, Any]:
-        by_in_flight = self.thresholds.by_in_flight
-        if not by_in_flight:
-            return {}
-        delay = {"max_queue_delay_microseconds": max_queue_delay_microseconds(self.profile, self.most_in_flight)}
-        table = {n: row.get(name, 1) for n, row in by_in_flight.items()}
-        fixed = {"threshold": table[max(table)], **delay}
-        return fixed if set(table) == {0} else {**fixed, "batch_thresholds": table}
 
     def _options(self, name: str) -> dict[str, Any]:
         model = self.profile.models[name]

@@ -15,9 +15,17 @@ def test_a_comparison_through_the_real_server_writes_rows_table_and_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, cell = tmp_path / "rows.csv", Cell("r2r", "low-effort", 2)
-    options = ["--policies", "r2r", "--workloads", "low-effort", "--inflight", "2", "--scale", "256"]
-    options += ["--seconds", "0.5", "--warm-up", "0.2", "--csv", str(path), "--plot", str(tmp_path / "plot.png")]
-    compare.main([*options, "--systems", OURS, "lock-step"])
+    compare.main(
+        policies=["r2r"],
+        workloads=["low-effort"],
+        inflight=[2],
+        systems=[OURS, "lock-step"],
+        scale=256,
+        seconds=0.5,
+        warm_up=0.2,
+        csv=path,
+        plot=tmp_path / "plot.png",
+    )
     results = Results.load(path)
     for system in (OURS, "lock-step"):
         assert results.number(cell, system, "tokens_per_second") > 0

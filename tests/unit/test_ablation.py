@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 from perf.ablation.__main__ import WRAPPED, wrap
 from perf.ablation.policies import OUTSIDE, REPREFILL
 from perf.ablation.router_process import router_process
-from perf.compare.repository import write_repository
 from perf.compare.workloads import load_reference
+from perf.emulated.deployment import EmulatedDeployment
 from perf.load.requests import random_prompts
 from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.offline import TokenRouter
@@ -20,8 +21,8 @@ REFERENCE = load_reference()
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     profile = REFERENCE.profile("r2r", prefill=False)
-    folder = tmp_path / "models"
-    return write_repository(folder, "r2r", REFERENCE.policies["r2r"], profile, {}, most=4, emulate=False)
+    at_once = dict.fromkeys(profile.names, math.inf)
+    return EmulatedDeployment(profile, "r2r", 4, around_ms=at_once).write(tmp_path / "models")
 
 
 def generated(repository: Path) -> tuple[list[Any], int]:

@@ -10,19 +10,20 @@ from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.limits import throughput
 from perf.baselines.turns import RULES, Rule, Thresholds
 from perf.compare import ideal, report
-from perf.compare.cells import ANY, BY_NAME, OURS, Cell, cells
+from perf.compare.cells import ANY, BY_NAME, OURS, Cell, named
 from perf.compare.demo import POLICIES, demo_spec
-from perf.compare.repository import write_repository
 from perf.compare.results import Results
-from perf.compare.summary import latency, summarise
+from perf.compare.runs import summarise
 from perf.compare.thresholds import Tuning
 from perf.compare.workloads import load_reference
+from perf.emulated.deployment import EmulatedDeployment
 from perf.load.requests import Load, Request, Response, Run, random_prompts
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.request import RequestFields
 from tools.build_repository.spec import load_spec
 from tools.dtmc.errors import ProfileError
+from tools.errors import CommandError
 
 REFERENCE = load_reference()
 RULES_AND_TUNED = {**RULES, "model-sync tuned": Thresholds((1, 3, 2))}
@@ -41,8 +42,8 @@ def repository(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     policy: str = request.param
     folder = tmp_path_factory.mktemp(policy)
     profile = REFERENCE.profile(policy, prefill=False)
-    write_repository(folder, policy, REFERENCE.policies[policy], profile, {}, most=8, emulate=False)
-    return folder
+    at_once = dict.fromkeys(profile.names, math.inf)
+    return EmulatedDeployment(profile, policy, 8, around_ms=at_once).write(folder)
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +79,10 @@ def test_a_closed_loop_measures_and_leaves_nothing_behind(engines: SynchronousBa
 
 def test_no_lock_step_on_emulated_engines_exceeds_its_exact_throughput(tmp_path: Path) -> None:
     profile = REFERENCE.profile("r2r", prefill=False)
-    write_repository(tmp_path, "r2r", REFERENCE.policies["r2r"], profile, {}, most=4)
-    with SynchronousBaseline(tmp_path) as engines:
+    with SynchronousBaseline(EmulatedDeployment(profile, "r2r", 4).write(tmp_path)) as engines:
         run = engines.run(Load(4, random_prompts(5, 94), 32, warm_up_s=0.2, seconds=1.0), RULES["lock-step"])
     # A few hundred tokens: the draw alone moves the rate by some per cent.
-    assert 0.0 < summarise(run).tokens_per_second < 1.15 * throughput(profile, 4, RULES["lock-step"])
+    assert 0.0 < run.tokens_per_second < 1.15 * throughput(profile, 4, RULES["lock-step"])
 
 
 # --- the sums ------------------------------------------------------------------------------------------------------
@@ -107,28 +107,29 @@ def test_a_summary_counts_tokens_in_the_window_and_times_of_whole_responses_that
         end_s=2.0,
     )
     found = summarise(run)
-    assert found.tokens_per_second == pytest.approx(6.0)
-    assert found.responses == 1
-    assert found.ttft.p50 == pytest.approx(100.0)
-    assert found.itl.mean == pytest.approx(200.0)
-    assert found.e2e.p99 == pytest.approx(500.0)
+    assert found["tokens_per_second"] == pytest.approx(6.0)
+    assert found["responses"] == 1
+    assert found["ttft_p50_ms"] == pytest.approx(100.0)
+    assert found["itl_mean_ms"] == pytest.approx(200.0)
+    assert found["e2e_p99_ms"] == pytest.approx(500.0)
 
 
 def test_tokens_that_come_together_have_no_time_between_them() -> None:
     one = Response(request=request(0), started=0.0, times=[1.0, 1.3], counts=[2, 1], ids=[1, 2, 3], ended=True)
     found = summarise(Run([one], 0.0, 2.0))
-    assert found.itl.mean == pytest.approx(150.0)
-    assert found.itl.p50 == pytest.approx(150.0)
+    assert found["itl_mean_ms"] == pytest.approx(150.0)
+    assert found["itl_p50_ms"] == pytest.approx(150.0)
 
 
 def test_without_whole_responses_there_are_no_latencies() -> None:
     found = summarise(Run([response(0, 0.0, [0.1], whole=False)], 0.0, 1.0))
-    assert math.isnan(found.ttft.p50)
-    assert found.tokens_per_second == 1.0
+    assert math.isnan(found["ttft_p50_ms"])
+    assert found["tokens_per_second"] == 1.0
 
 
 def test_percentiles_interpolate() -> None:
-    assert latency([0.001, 0.003]).p50 == pytest.approx(2.0)
+    found = summarise(Run([response(0, 0.0, [0.001]), response(1, 0.0, [0.003])], 0.0, 1.0))
+    assert found["ttft_p50_ms"] == pytest.approx(2.0)
 
 
 def test_a_load_ends_after_its_time_and_enough_whole_responses() -> None:
@@ -146,11 +147,11 @@ def test_a_load_ends_after_its_time_and_enough_whole_responses() -> None:
 
 def filled() -> Results:
     results = Results({})
-    for cell in cells(["r2r"], ["low-effort"], [4]):
-        results.add(cell, OURS, {"tokens_per_second": 200.0, "ttft_p50_ms": 10.0})
-        results.add(cell, "lock-step", {"tokens_per_second": 100.0})
-        results.add(cell, "eager", {"tokens_per_second": 205.0, "limit": math.nan})
-        results.add(cell.of(BY_NAME["large only"]), "large only", {"tokens_per_second": 400.0})
+    cell = Cell("r2r", "low-effort", 4)
+    results.add(cell, OURS, {"tokens_per_second": 200.0, "ttft_p50_ms": 10.0})
+    results.add(cell, "lock-step", {"tokens_per_second": 100.0})
+    results.add(cell, "eager", {"tokens_per_second": 205.0, "limit": math.nan})
+    results.add(cell.of(BY_NAME["large only"]), "large only", {"tokens_per_second": 400.0})
     return results
 
 
@@ -200,6 +201,13 @@ def test_the_reference_has_the_published_setting() -> None:
         REFERENCE.profile("x", prefill=False)
 
 
+def test_what_there_is_not_is_refused_with_what_there_is() -> None:
+    with pytest.raises(ProfileError, match=r"no workload 'x'; workloads.yaml has low-effort, high-effort, agentic"):
+        REFERENCE.workload("x")
+    with pytest.raises(CommandError, match=r"--systems: no system 'x'; there are tokenrouter, eager"):
+        named("x")
+
+
 @pytest.mark.parametrize(("policy", "published"), [("citer", 102.29), ("collm", 47.46), ("rstitch", 43.06)])
 def test_inferred_rates_give_the_published_throughput_in_relation_to_r2r(policy: str, published: float) -> None:
     one = {name: throughput(REFERENCE.profile(name, prefill=False), 1, RULES["lock-step"]) for name in ("r2r", policy)}
@@ -218,13 +226,12 @@ def test_thresholds_are_searched_once_and_again_when_the_profile_changes(tmp_pat
 
 
 def test_what_there_is_to_gain_without_overhead(tmp_path: Path) -> None:
-    ((policy, n, rates),) = ideal.rows(REFERENCE, Tuning(tmp_path / "kept.json"), ["r2r"], [4])
-    assert (policy, n) == ("r2r", 4)
-    assert rates["lock-step"] == pytest.approx(138.3, abs=0.05)
-    assert rates[OURS] == pytest.approx(208.0, abs=0.05)
-    assert rates["nobody ever waits"] == pytest.approx(4e3 / (6.0 + 0.35 * 27.9))
-    assert "208.0 | 253.7 (0.82) |" in ideal.markdown([(policy, n, rates)])
-    assert ideal.csv_text([(policy, n, rates)]).splitlines()[1].startswith("r2r,4,138.3")
+    (row,) = ideal.rows(REFERENCE, Tuning(tmp_path / "kept.json"), ["r2r"], [4])
+    assert (row["policy"], row["in_flight"]) == ("r2r", "4")
+    assert float(row["lock-step"]) == pytest.approx(138.3, abs=0.05)
+    assert float(row[OURS]) == pytest.approx(207.95, abs=0.006)
+    assert float(row["nobody ever waits"]) == pytest.approx(4e3 / (6.0 + 0.35 * 27.9), abs=0.005)
+    assert "207.9 | 253.7 (0.82) |" in ideal.markdown([row])
 
 
 def test_the_demo_deployment_takes_policy_and_thresholds() -> None:

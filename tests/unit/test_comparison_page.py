@@ -9,6 +9,7 @@ import pytest
 from perf.ablation import __main__ as ablation
 from perf.compare import ideal, report
 from perf.compare.results import Results
+from perf.rows import markdown_of, read_rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text("utf-8")
@@ -18,13 +19,7 @@ RESULTS = ROOT / "perf" / "results"
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("comparison_*.csv")), ids=lambda path: path.stem)
 def test_tables_of_the_comparison_are_in_the_page(path: Path) -> None:
     if path.stem == "comparison_ideal":
-        header, *rows = path.read_text().splitlines()
-        columns = header.split(",")[2:]
-        found = [
-            (fields[0], int(fields[1]), dict(zip(columns, map(float, fields[2:]), strict=True)))
-            for fields in (row.split(",") for row in rows)
-        ]
-        assert ideal.markdown(found) in PAGE
+        assert ideal.markdown(read_rows(path)) in PAGE
         return
     results = Results.load(path)
     assert results.workloads()
@@ -34,4 +29,4 @@ def test_tables_of_the_comparison_are_in_the_page(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("ablation_*.csv")), ids=lambda path: path.stem)
 def test_tables_of_the_ablation_are_in_the_page(path: Path) -> None:
-    assert ablation.markdown(Results.load(path)) in PAGE
+    assert markdown_of(ablation.rows(Results.load(path))) in PAGE

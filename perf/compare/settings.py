@@ -1,22 +1,38 @@
-"""Emulated engines with the step times, rates and lengths of the reference file; everything else is real."""
+"""The two settings: emulated engines by the reference file, and the demo pair."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 
 from perf.compare.cells import Cell
-from perf.compare.measure import ByInFlight
-from perf.compare.repository import write_repository
-from perf.compare.workloads import Reference, Workload
+from perf.compare.demo import DemoSetting
+from perf.compare.measure import Setting
+from perf.compare.thresholds import ByInFlight
+from perf.compare.workloads import Reference, Workload, load_reference
+from perf.emulated.deployment import EmulatedDeployment, Thresholds
 from perf.load.requests import Load, random_prompts
 from tools.dtmc.profile import Profile
+
+
+class Engine(str, Enum):
+    EMULATED = "emulated"
+    TORCH = "torch"
+
 
 # Token ids of printable ASCII: text of other bytes is held back until its characters are complete.
 _PRINTABLE = 94
 
 
+def setting_of(engine: Engine, *, most: int, scale: int, warm_up_s: float, seconds: float) -> Setting:
+    """The setting of an engine; `most` is the largest number in flight that will be measured."""
+    if engine is Engine.TORCH:
+        return DemoSetting(most=most, warm_up_s=warm_up_s, seconds=seconds)
+    return EmulatedSetting(load_reference(), scale=scale, warm_up_s=warm_up_s, seconds=seconds)
+
+
 class EmulatedSetting:
-    """See `measure.Setting`.
+    """See `measure.Setting`: step times, rates and lengths of the reference file; everything else is real.
 
     Args:
         reference: workloads, policies, step times.
@@ -25,30 +41,26 @@ class EmulatedSetting:
     """
 
     def __init__(self, reference: Reference, *, scale: int, warm_up_s: float, seconds: float) -> None:
-        self._reference = reference
-        self._scale = scale
-        self._warm_up_s = warm_up_s
-        self._seconds = seconds
+        self.policies, self.workloads = tuple(reference.policies), tuple(reference.workloads)
+        self._reference, self.scale = reference, scale
+        self._warm_up_s, self._seconds = warm_up_s, seconds
 
     def _workload(self, cell: Cell) -> Workload:
-        return self._reference.workloads[cell.workload]
+        return self._reference.workload(cell.workload)
 
     def kind(self, cell: Cell) -> str:
         """Policy, and whether prompts cost time."""
         return f"{cell.policy} with prefill" if self._workload(cell).prefill else cell.policy
 
     def profile(self, cell: Cell) -> Profile:
-        """From the file."""
         return self._reference.profile(cell.policy, prefill=self._workload(cell).prefill)
 
     def repository(self, folder: Path, cell: Cell, thresholds: ByInFlight, most: int) -> Path:
-        """Emulated models with signals at the policy's rates."""
-        routing = self._reference.policies[cell.policy]
-        return write_repository(folder, cell.policy, routing, self.profile(cell), thresholds, most=most)
+        return EmulatedDeployment(self.profile(cell), cell.policy, most, Thresholds("", thresholds)).write(folder)
 
     def load(self, cell: Cell) -> Load:
         """Random prompts."""
-        workload = self._workload(cell).scaled(self._scale)
+        workload = self._workload(cell).scaled(self.scale)
         prompts = random_prompts(workload.prompt_tokens, _PRINTABLE)
         return Load(cell.in_flight, prompts, workload.response_tokens, self._warm_up_s, self._seconds)
 
