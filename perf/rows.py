@@ -33,6 +33,11 @@ def read_rows(*paths: Path) -> list[dict[str, str]]:
     return rows
 
 
+def rows_so_far(path: Path) -> list[dict[str, str]]:
+    """Rows of a file that may not be there yet."""
+    return read_rows(path) if path.is_file() else []
+
+
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -47,7 +52,7 @@ def append_rows(path: Path, rows: Sequence[Row]) -> None:
     Raises:
         ValueError: the file has other columns.
     """
-    earlier = read_rows(path) if path.is_file() else []
+    earlier = rows_so_far(path)
     if earlier and columns_of(earlier) != columns_of(rows):
         raise ValueError(f"{path} has other columns: {', '.join(columns_of(earlier))}; remove it or name another file")
     write_rows(path, [*earlier, *rows])

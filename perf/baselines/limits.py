@@ -7,8 +7,10 @@ the chain is small and its stationary distribution is solved directly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -16,6 +18,7 @@ import numpy.typing as npt
 
 from perf.baselines.turns import Rule, Thresholds
 from tools.dtmc.profile import Profile
+from tools.dtmc.scatter import scatter_table
 
 Counts = tuple[int, ...]
 State = tuple[Counts, int]
@@ -39,43 +42,46 @@ def throughput(profile: Profile, in_flight: int, rule: Rule) -> float:
         in_flight: n, at least 1.
         rule: see `turns`.
     """
-    network = _network(profile)
-    turns: dict[State, _Turn] = {}
-    start = (tuple(in_flight if name == profile.entry else 0 for name in profile.names), len(profile.names) - 1)
-    todo: list[State] = [start]
-    while todo:
-        state = todo.pop()
-        if state not in turns:
-            turns[state] = network.turn(state, rule)
-            todo.extend(turns[state].following)
-    weights = _stationary(turns)
-    tokens = sum(weight * turn.tokens for weight, turn in zip(weights, turns.values(), strict=True))
-    return float(1e3 * tokens / sum(weight * turn.ms for weight, turn in zip(weights, turns.values(), strict=True)))
+    return _System(profile, in_flight).throughput(rule)
 
 
 def no_wait(profile: Profile, in_flight: int) -> float:
     """Tokens per second if no request ever waited for anything: no schedule whatever can exceed this."""
-    return in_flight * throughput(profile, 1, lambda counts, last: (next(i for i, c in enumerate(counts) if c),))
+    return in_flight * throughput(profile, 1, lambda counts, last: (counts.index(1),))
 
 
 def best_thresholds(profile: Profile, in_flight: int) -> tuple[float, Thresholds]:
     """Model-sync at its best: the largest throughput over all thresholds, and the thresholds."""
-    larger = range(1, in_flight + 1)
-    rules = [Thresholds((1, *rest)) for rest in product(larger, repeat=len(profile.names) - 1)]
-    return max(((throughput(profile, in_flight, rule), rule) for rule in rules), key=lambda found: found[0])
+    system = _System(profile, in_flight)
+    larger = product(range(1, in_flight + 1), repeat=len(profile.names) - 1)
+    rules = [Thresholds((1, *rest)) for rest in larger]
+    return max(((system.throughput(rule), rule) for rule in rules), key=lambda found: found[0])
 
 
-class _Network:
-    def __init__(self, profile: Profile) -> None:
-        self._models = [profile.models[name] for name in profile.names]
-        self._routing = profile.routing_matrix
-        self._committed = [
-            sum(p * c for p, c in zip(row, commit, strict=True))
-            for row, commit in zip(profile.routing_matrix, profile.commit_matrix, strict=True)
-        ]
-        self._spreads: dict[tuple[int, int], Spread] = {}
+class _System:
+    """The closed system with so many requests in flight."""
 
-    def turn(self, state: State, rule: Rule) -> _Turn:
+    def __init__(self, profile: Profile, in_flight: int) -> None:
+        self._models = list(profile.models.values())
+        self._start = (tuple(in_flight * (name == profile.entry) for name in profile.names), len(self._models) - 1)
+        routing = np.array(profile.routing_matrix)
+        self._committed = (routing * np.array(profile.commit_matrix)).sum(axis=1).tolist()
+        self._tables = [scatter_table(row, in_flight) for row in routing]
+        self._scatter = cache(self._outcomes)
+
+    def throughput(self, rule: Rule) -> float:
+        turns: dict[State, _Turn] = {}
+        todo = [self._start]
+        while todo:
+            state = todo.pop()
+            if state not in turns:
+                turns[state] = self._turn(state, rule)
+                todo.extend(turns[state].following)
+        weights = _stationary(turns)
+        tokens, ms = np.array([(turn.tokens, turn.ms) for turn in turns.values()]).T
+        return float(1e3 * (weights @ tokens) / (weights @ ms))
+
+    def _turn(self, state: State, rule: Rule) -> _Turn:
         counts, last = state
         running = rule(counts, last)
         spread: Spread = {tuple(0 if i in running else count for i, count in enumerate(counts)): 1.0}
@@ -87,38 +93,21 @@ class _Network:
             max(self._models[model].step_time_ms(counts[model]) for model in running),
         )
 
-    def _scatter(self, model: int, count: int) -> Spread:
-        """Where `count` requests go after a step of `model`: multinomial by its row of P."""
-        if (model, count) not in self._spreads:
-            row = self._routing[model]
-            one = {tuple(int(i == j) for i in range(len(row))): p for j, p in enumerate(row) if p}
-            less = self._scatter(model, count - 1) if count > 1 else {(0,) * len(row): 1.0}
-            self._spreads[model, count] = _sum(less, one)
-        return self._spreads[model, count]
-
-
-_kept: list[tuple[Profile, _Network]] = []
-
-
-def _network(profile: Profile) -> _Network:
-    """The same for the same profile, since a search asks for it again and again."""
-    if not _kept or _kept[0][0] is not profile:
-        _kept[:] = [(profile, _Network(profile))]
-    return _kept[0][1]
+    def _outcomes(self, model: int, count: int) -> Spread:
+        """Where `count` requests go after a step of `model`."""
+        table = self._tables[model]
+        chosen = slice(*table.first[count : count + 2])
+        reached = np.zeros((chosen.stop - chosen.start, len(self._models)), dtype=int)
+        reached[:, table.targets] = table.counts[:, chosen].T
+        return dict(zip(map(tuple, reached.tolist()), table.probability[chosen].tolist(), strict=True))
 
 
 def _sum(left: Spread, right: Spread) -> Spread:
     """Distribution of the sum of two independent vectors."""
-    found: dict[Counts, float] = {}
-    for counts, p, q in _pairs(left, right):
-        found[counts] = found.get(counts, 0.0) + p * q
+    found: dict[Counts, float] = defaultdict(float)
+    for (a, p), (b, q) in product(left.items(), right.items()):
+        found[tuple(map(int.__add__, a, b))] += p * q
     return found
-
-
-def _pairs(left: Spread, right: Spread) -> Iterator[tuple[Counts, float, float]]:
-    for a, p in left.items():
-        for b, q in right.items():
-            yield tuple(map(int.__add__, a, b)), p, q
 
 
 def _stationary(turns: Mapping[State, _Turn]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ from math import isnan, nan
 from pathlib import Path
 
 from perf.compare.cells import ANY, OURS, Cell
-from perf.rows import read_rows, write_rows
+from perf.rows import rows_so_far, write_rows
 
 KEY = ("policy", "workload", "in_flight", "system")
 
@@ -22,8 +22,7 @@ class Results:
     @classmethod
     def load(cls, path: Path) -> Results:
         """What a file has; nothing if there is none."""
-        rows = read_rows(path) if path.is_file() else []
-        return cls({tuple(row[name] for name in KEY): row for row in rows})
+        return cls({tuple(row[name] for name in KEY): row for row in rows_so_far(path)})
 
     def add(self, cell: Cell, system: str, values: Mapping[str, object]) -> None:
         key = (cell.policy, cell.workload, str(cell.in_flight), system)

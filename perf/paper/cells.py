@@ -17,6 +17,9 @@ from tools.dtmc.solve import solve
 PROFILES = Path(__file__).resolve().parents[2] / "configs" / "profiles"
 FILES = {"r2r": "r2r_qwen3_0.6b_32b.yaml", "me": "me_qwen3_0.6b_8b_32b.yaml"}
 
+Key = tuple[str, tuple[int, ...], int]
+"""What is measured: policy, thresholds, number in flight. Sections share it."""
+
 EAGER, BEST, BARRIER = "eager", "best thresholds", "barrier per step"
 ROWS = {BEST: "full", EAGER: "no delayed batching", BARRIER: "no asynchronous execution"}
 """Rows of Table 6 by what we call the system."""
@@ -45,13 +48,8 @@ class Cell:
     paper_measured: float | None = None
 
     @property
-    def key(self) -> tuple[str, tuple[int, ...], int]:
-        """What is measured; sections share it."""
+    def key(self) -> Key:
         return self.policy, self.thresholds, self.in_flight
-
-    def named_thresholds(self) -> dict[str, int]:
-        """By model."""
-        return dict(zip(profile_of(self.policy).names, self.thresholds, strict=True))
 
     def theory(self) -> float:
         """Tokens per second without any overhead: the Markov model, or its counterpart with a barrier."""
@@ -64,12 +62,12 @@ class Cell:
             return found.eager_tokens_per_second
         if self.thresholds == best(self.policy, self.in_flight):
             return found.tokens_per_second
-        return solve(profile, self.in_flight, self.named_thresholds()).tokens_per_second
+        named = dict(zip(profile.names, self.thresholds, strict=True))
+        return solve(profile, self.in_flight, named).tokens_per_second
 
 
 @cache
 def profile_of(policy: str) -> Profile:
-    """The profile of a policy."""
     return load_profile(PROFILES / FILES[policy])
 
 
@@ -80,12 +78,10 @@ def searched(policy: str, in_flight: int) -> SearchResult:
 
 
 def best(policy: str, in_flight: int) -> tuple[int, ...]:
-    """The Markov model's best thresholds."""
     return tuple(searched(policy, in_flight).thresholds.values())
 
 
 def eager(policy: str) -> tuple[int, ...]:
-    """Every model starts at once."""
     return (1,) * len(profile_of(policy).names)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from perf.figure import drawn
 from perf.paper.table import Row
 
 _SERIES = (
@@ -17,27 +18,16 @@ _SERIES = (
 
 def plot(rows: Sequence[Row], path: Path) -> None:
     """Writes the image; one panel per number in flight."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    own = [row for row in rows if row["section"] == "figure_10"]
-    numbers = sorted({int(row["in_flight"]) for row in own})
-    figure, panels = pyplot.subplots(
-        1, len(numbers), figsize=(3.4 * len(numbers), 3.4), layout="constrained", squeeze=False
-    )
-    for axes, n in zip(panels[0], numbers, strict=True):
-        points = sorted((row for row in own if row["in_flight"] == str(n)), key=lambda row: row["thresholds"])
-        x = [int(row["thresholds"].split()[-1]) for row in points]
-        for column, label, style in _SERIES:
-            axes.plot(x, [float(row[column]) for row in points], label=label, **style)
-        axes.set_title(f"{n} in flight", fontsize=9)
-        axes.set_xticks(x)
-        axes.set_xlabel("threshold of the large model")
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("tokens/s")
-    panels[0][0].legend(fontsize=7)
-    figure.suptitle("Figure 10: R2R, steps of 6.0 and 27.9 ms (ours: emulated engines, real server)", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    numbers = sorted({int(row["in_flight"]) for row in rows})
+    title = "Figure 10: R2R, steps of 6.0 and 27.9 ms (ours: emulated engines, real server)"
+    with drawn(path, 1, len(numbers), size=(3.4 * len(numbers), 3.4), title=title) as (panels,):
+        for axes, n in zip(panels, numbers, strict=True):
+            points = sorted((row for row in rows if row["in_flight"] == str(n)), key=lambda row: row["thresholds"])
+            x = [int(row["thresholds"].split()[-1]) for row in points]
+            for column, label, style in _SERIES:
+                axes.plot(x, [float(row[column]) for row in points], label=label, **style)
+            axes.set_title(f"{n} in flight", fontsize=9)
+            axes.set_xticks(x)
+            axes.set_xlabel("threshold of the large model")
+        panels[0].set_ylabel("tokens/s")
+        panels[0].legend(fontsize=7)

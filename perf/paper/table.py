@@ -2,107 +2,89 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-from rich.table import Table
 
 from perf.paper.cells import BARRIER, BEST, EAGER, SECTIONS, Cell
 from perf.paper.measure import Measured
 from perf.paper.reference import Paper
+from perf.rows import shown, write_rows
 
 Row = dict[str, str]
-COLUMNS = (
-    "kind", "section", "system", "policy", "in_flight", "thresholds", "paper_theory", "theory", "paper_measured",
-    "measured", "spread", "measured_over_theory", "measured_over_as_drawn", "theory_over_paper_theory",
-    "measured_over_paper_measured", "handoff_ms", "around_ms", "seconds",
-)  # fmt: skip
 
 
 def row_of(cell: Cell, measured: Measured, seconds: float) -> Row:
     """A row of the file. Relative errors are fractions."""
     theory, rate = cell.theory(), measured.tokens_per_second
-    values: dict[str, object] = {
+    return {
         "kind": "emulated",
         "section": cell.section,
         "system": cell.system,
         "policy": cell.policy,
-        "in_flight": cell.in_flight,
+        "in_flight": str(cell.in_flight),
         "thresholds": " ".join(map(str, cell.thresholds)) or "-",
-        "paper_theory": cell.paper_theory,
+        "paper_theory": _text(cell.paper_theory, ""),
         "theory": f"{theory:.2f}",
-        "paper_measured": cell.paper_measured,
+        "paper_measured": _text(cell.paper_measured, ""),
         "measured": f"{rate:.2f}",
-        "spread": _ratio(measured.spread, 1.0, 0.0),
-        "measured_over_theory": _ratio(rate, theory),
-        "measured_over_as_drawn": _ratio(rate, measured.as_drawn),
-        "theory_over_paper_theory": _ratio(theory, cell.paper_theory),
-        "measured_over_paper_measured": _ratio(rate, cell.paper_measured),
-        "handoff_ms": "" if measured.handoff_ms is None else f"{measured.handoff_ms:.3f}",
+        "spread": _text(measured.spread, ".4f"),
+        "measured_over_theory": _error(rate, theory),
+        "measured_over_as_drawn": _error(rate, measured.as_drawn),
+        "theory_over_paper_theory": _error(theory, cell.paper_theory),
+        "measured_over_paper_measured": _error(rate, cell.paper_measured),
+        "handoff_ms": _text(measured.handoff_ms, ".3f"),
         "around_ms": f"{measured.around_ms:.3f}",
         "seconds": f"{seconds:g}",
     }
-    return {name: "" if values[name] is None else str(values[name]) for name in COLUMNS}
 
 
-def _ratio(value: float | None, of: float | None, minus: float = 1.0) -> str:
-    return "" if value is None or of is None else f"{value / of - minus:.4f}"
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
-def read(path: Path) -> list[Row]:
-    """Rows of the file; none if there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def _error(value: float, of: float | None) -> str:
+    return "" if of is None else f"{value / of - 1.0:.4f}"
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
     """Writes the file, in the order of the sections."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     order = list(SECTIONS)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(sorted(rows, key=lambda row: order.index(row["section"])))
+    write_rows(path, sorted(rows, key=lambda row: order.index(row["section"])))
 
 
-_SHOWN = (
-    ("in flight", "in_flight", ""), ("system", "system", ""), ("thresholds", "thresholds", ""),
-    ("paper: theory", "paper_theory", ""), ("our theory", "theory", "number"),
-    ("error", "theory_over_paper_theory", "%"),
-    ("paper: measured", "paper_measured", ""), ("emulated", "measured", "number"),
-    ("to paper's", "measured_over_paper_measured", "%"), ("to our theory", "measured_over_theory", "%"),
-    ("to theory as drawn", "measured_over_as_drawn", "%"),
-)  # fmt: skip
+_SHOWN = {
+    "in flight": ("in_flight", ""),
+    "system": ("system", ""),
+    "thresholds": ("thresholds", ""),
+    "paper: theory": ("paper_theory", ""),
+    "our theory": ("theory", ".1f"),
+    "error": ("theory_over_paper_theory", "+.1%"),
+    "paper: measured": ("paper_measured", ""),
+    "emulated": ("measured", ".1f"),
+    "to paper's": ("measured_over_paper_measured", "+.1%"),
+    "to our theory": ("measured_over_theory", "+.1%"),
+    "to theory as drawn": ("measured_over_as_drawn", "+.1%"),
+}
 
 
-def _cells(row: Row) -> list[str]:
-    return [_shown(row[column], style) for _, column, style in _SHOWN]
+def figures(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """What is shown of a section, by heading."""
+    texts = (shown(row, _SHOWN) for row in rows)
+    return [{heading: "0.0%" if text in ("-0.0%", "+0.0%") else text for heading, text in row.items()} for row in texts]
 
 
-def _shown(text: str, style: str) -> str:
-    if not text:
-        return "-"
-    if style == "%":
-        return f"{float(text):+.1%}".replace("-0.0%", "0.0%").replace("+0.0%", "0.0%")
-    return f"{float(text):.1f}" if style == "number" else text
-
-
-def rich_table(section: str, rows: Sequence[Row]) -> Table:
-    """What is printed of a section."""
-    table = Table(*(title for title, _, _ in _SHOWN), title=f"{section}, tokens/s (emulated)")
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def markdown(rows: Sequence[Row]) -> str:
-    """The same as Markdown."""
-    titles = [title for title, _, _ in _SHOWN]
-    lines = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
-    return "\n".join(lines + [f"| {' | '.join(_cells(row))} |" for row in rows])
+def effects(rows: Sequence[Row], paper: Paper) -> list[dict[str, str]]:
+    """What is shown of `gains`, by heading."""
+    return [
+        {
+            "effect": what,
+            **{
+                heading: "-" if value is None else f"{value:.2f} {unit}"
+                for heading, value in zip(("paper", "our theory", "emulated"), values, strict=True)
+            },
+        }
+        for what, unit, *values in gains(rows, paper)
+    ]
 
 
 def gains(rows: Sequence[Row], paper: Paper) -> list[tuple[str, str, float | None, float, float]]:

@@ -10,7 +10,9 @@ from perf.paper.__main__ import main
 from perf.paper.cells import BARRIER, BEST, EAGER, SECTIONS, Cell
 from perf.paper.measure import Measured
 from perf.paper.reference import load_paper
-from perf.paper.table import Row, gains, markdown, read, row_of, write
+from perf.paper.table import Row, figures, gains, row_of, write
+from perf.rows import markdown_of, rows_so_far
+from tools.errors import CommandError
 
 PAPER = load_paper()
 
@@ -19,7 +21,7 @@ def row(section: str, system: str, in_flight: int, measured: float, published: f
     """A row as if it had been measured; thresholds of 1 for all systems but the barrier."""
     thresholds = () if system == BARRIER else (1, 1)
     cell = Cell(section, system, "r2r", in_flight, thresholds, None, published)
-    return row_of(cell, Measured(measured, 0.02, 100.0, None, 0.4), 12.0)
+    return row_of(cell, Measured(measured, 0.4, 0.02, 100.0), 12.0)
 
 
 def test_sections_have_the_papers_cells_and_share_measurements() -> None:
@@ -48,7 +50,7 @@ def test_theory_is_the_chain_or_its_counterpart_with_a_barrier() -> None:
 
 def test_relative_errors() -> None:
     cell = Cell("figure_10", "threshold 1", "r2r", 2, (1, 1), 99.0, 94.4)
-    found = row_of(cell, Measured(90.0, None, 95.0, 0.5, 0.4), 12.0)
+    found = row_of(cell, Measured(90.0, 0.4, None, 95.0, 0.5), 12.0)
     assert found["kind"] == "emulated"
     assert float(found["theory_over_paper_theory"]) == pytest.approx(0.0, abs=1e-3)
     assert float(found["measured_over_paper_measured"]) == pytest.approx(90.0 / 94.4 - 1, abs=1e-4)
@@ -77,18 +79,18 @@ def test_the_file_is_read_back_in_the_order_of_sections(tmp_path: Path) -> None:
     path = tmp_path / "results" / "paper.csv"
     rows = [row("scaling", BEST, 1, 60.0), row("table_6", BEST, 4, 220.0, 210.61)]
     write(path, rows)
-    assert read(path) == rows[::-1]
-    assert read(tmp_path / "none.csv") == []
-    assert "+4.5%" in markdown([rows[1]])
+    assert rows_so_far(path) == rows[::-1]
+    assert rows_so_far(tmp_path / "none.csv") == []
+    assert "+4.5%" in markdown_of(figures([rows[1]]))
 
 
 def test_a_report_needs_no_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "paper.csv"
-    with pytest.raises(SystemExit, match="has no rows"):
-        main(["--report", "--csv", str(path), "--plot", str(tmp_path / "plot.png")])
+    with pytest.raises(CommandError, match="has no rows"):
+        main(report=True, csv=path, image=tmp_path / "plot.png")
     cells = SECTIONS["figure_10"](PAPER, False)
-    write(path, [row_of(cell, Measured(100.0, 0.01, 100.0, 0.5, 0.4), 12.0) for cell in cells])
-    main(["--report", "--csv", str(path), "--plot", str(tmp_path / "plot.png")])
+    write(path, [row_of(cell, Measured(100.0, 0.4, 0.01, 100.0, 0.5), 12.0) for cell in cells])
+    main(report=True, csv=path, image=tmp_path / "plot.png")
     assert "emulated" in capsys.readouterr().out
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
@@ -96,6 +98,6 @@ def test_a_report_needs_no_measurement(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_performance_page_shows_the_file(section: str) -> None:
     root = Path(__file__).parents[2]
-    rows = [row for row in read(root / "perf" / "results" / "paper.csv") if row["section"] == section]
+    rows = [row for row in rows_so_far(root / "perf" / "results" / "paper.csv") if row["section"] == section]
     assert len(rows) >= 5
-    assert markdown(rows) in (root / "docs" / "performance.md").read_text("utf-8")
+    assert markdown_of(figures(rows)) in (root / "docs" / "performance.md").read_text("utf-8")

@@ -42,10 +42,11 @@ class Scatter:
 
 def scatter_tables(network: Network) -> tuple[Scatter, ...]:
     """One table per station."""
-    return tuple(_table(row, network.inflight) for row in network.routing)
+    return tuple(scatter_table(row, network.inflight) for row in network.routing)
 
 
-def _table(row: Floats, largest: int) -> Scatter:
+def scatter_table(row: Floats, largest: int) -> Scatter:
+    """Of a station with this row of P, for batches of up to `largest`."""
     targets = np.flatnonzero(row > 0)
     by_batch = [_compositions(batch, len(targets)) for batch in range(largest + 1)]
     sizes = np.array([block.shape[1] for block in by_batch])
