@@ -7,21 +7,14 @@ exact throughput without any overhead (`limits`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
+Rule: TypeAlias = Callable[[Sequence[int], int], tuple[int, ...]]
+"""Indices of the models that step now; all have requests, and there is at least one.
 
-class Rule(Protocol):
-    """Indices of the models that step now; all have requests, and there is at least one."""
-
-    def __call__(self, counts: Sequence[int], last: int) -> tuple[int, ...]:
-        """See the class.
-
-        Args:
-            counts: requests at each model; not all are 0.
-            last: index of the model that ran last, the highest one if several did.
-        """
-        ...
+Arguments: requests at each model, not all 0; index of the model that ran last, the highest one if several did.
+"""
 
 
 def in_turn(counts: Sequence[int], last: int) -> tuple[int, ...]:
@@ -59,7 +52,6 @@ class Thresholds:
         self.thresholds = tuple(thresholds)
 
     def __call__(self, counts: Sequence[int], last: int) -> tuple[int, ...]:
-        """See `Rule`."""
         for model in range(len(counts) - 1, 0, -1):
             if counts[model] >= self.thresholds[model]:
                 return (model,)
