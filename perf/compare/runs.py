@@ -56,12 +56,12 @@ def standard(serving: StandardServing, load: Load, tokens_per_second: float) -> 
     found = serving.run(fields, in_flight=load.in_flight, seconds=seconds)
     responses = [
         Response(
-            request=load.request(r.index), started=r.started, times=list(r.times), counts=[1] * len(r.times),
-            ids=r.tokens, ended=bool(r.finish_reason),
+            request=load.request(r.index), started=r.started, times=r.times, counts=r.counts, ids=r.ids,
+            ended=bool(r.finish_reason),
         )
         for r in found.responses
     ]  # fmt: skip
-    return Run(responses, found.started + load.warm_up_s, found.ended)
+    return Run(responses, found.start_s + load.warm_up_s, found.end_s)
 
 
 def summarise(run: Run) -> dict[str, float]:

@@ -69,7 +69,7 @@ def ours() -> list[Result]:
 @pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case[:2]) for case in CASES])
 def test_same_tokens_and_writers_as_ours(run: Run, ours: list[Result], case: int) -> None:
     response, result = run.responses[case], ours[case]
-    assert response.tokens == result.tokens
+    assert response.ids == result.tokens
     assert response.writers == [r.model for r in result.runs for _ in range(r.start, r.end)]
     assert (response.finish_reason, response.handoffs) == (result.finish_reason, result.handoffs)
 

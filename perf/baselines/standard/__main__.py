@@ -8,111 +8,83 @@ With --profile engines are *emulated* with the profile's step times; with --repo
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import typer
 
-from perf.baselines.standard import CallFailed, Run, StandardServing
+from perf.baselines.standard import Run, StandardServing
+from perf.command import run
 from perf.emulated.deployment import EmulatedDeployment
-from tokenrouter.errors import RouterError
+from perf.load.timing import percentiles_ms
+from perf.rows import report, upright
 from tokenrouter.request import RequestFields
-from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import load_profile
-from tools.tritonserver.installation import LaunchError
+from tools.errors import CommandError
 
-_PERCENTILES = (50, 99)
+_IN_FLIGHT = [4]
 
 
-def requests(arguments: argparse.Namespace, vocab: int) -> Iterator[RequestFields]:
+def requests(seed: int, prompt_tokens: int, **fields: object) -> Iterator[RequestFields]:
     """Endless requests with random prompts, so that no prompt is in a prefix cache."""
-    generator = np.random.default_rng(arguments.seed)
+    generator = np.random.default_rng(seed)
     for index in count():
-        yield RequestFields(
-            input_ids=generator.integers(vocab, size=arguments.prompt_tokens).tolist(),
-            max_tokens=arguments.max_tokens,
-            end_id=-1,
-            seed=(arguments.seed << 32) + index,
-            policy=arguments.policy,
-            policy_params=arguments.policy_params,
-        )
+        prompt = generator.integers(256, size=prompt_tokens).tolist()
+        yield RequestFields(input_ids=prompt, end_id=-1, seed=(seed << 32) + index, **fields)  # type: ignore[arg-type]
 
 
-def row(run: Run) -> dict[str, Any]:
+def row(found: Run) -> dict[str, float]:
     """Figures of a loop."""
-    inter_token = [gap for response in run.responses for gap in response.inter_token_s]
-    first = [response.ttft_s for response in run.responses if response.times]
-    found: dict[str, Any] = {"in_flight": run.in_flight, "tokens_per_second": run.tokens_per_second}
-    for name, values in (("ttft_ms", first), ("itl_ms", inter_token)):
-        for percentile in _PERCENTILES:
-            found[f"{name}_p{percentile}"] = 1e3 * float(np.percentile(values, percentile)) if values else None
-    calls = sum(response.calls for response in run.responses)
-    found["calls_per_token"] = calls / max(1, run.tokens)
-    found["tokens_run_per_call"] = sum(sum(r.ran.values()) for r in run.responses) / max(1, calls)
-    return {**found, **{f"cpu_s_{name}": seconds for name, seconds in run.cpu_s_per_1000_tokens.items()}}
+    responses = found.responses
+    seconds = {
+        "ttft_ms": [response.time_to_first_token_s for response in responses],
+        "itl_ms": [gap for response in responses for gap in response.gaps_s],
+    }
+    calls = max(1, sum(response.calls for response in responses))
+    figures = {
+        "tokens_per_second": found.tokens_per_second,
+        **{f"{name}_{part}": ms for name, s in seconds.items() for part, ms in percentiles_ms(s, (50, 99)).items()},
+        "calls_per_token": calls / max(1, found.tokens),
+        "tokens_run_per_call": sum(sum(response.ran.values()) for response in responses) / calls,
+        **{f"cpu_s_{name}": 1e3 * cpu_s / max(1, found.tokens) for name, cpu_s in found.cpu_s.items()},
+    }
+    return {"in_flight": found.in_flight, **{name: round(value, 3) for name, value in figures.items()}}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parse = argparse.ArgumentParser(prog="python -m perf.baselines.standard", description=__doc__)
-    parse.formatter_class = argparse.RawDescriptionHelpFormatter
-    source = parse.add_mutually_exclusive_group(required=True)
-    source.add_argument("--profile", type=Path, help="profile (YAML): emulated engines with its step times")
-    source.add_argument("--repository", type=Path, help="model repository of a deployment")
-    parse.add_argument("--policy", help="default: markov with --profile, the deployment's own with --repository")
-    parse.add_argument("--policy-params", help="JSON; default: those of the deployment or the profile")
-    parse.add_argument("--inflight", type=int, nargs="+", default=[4], help="responses that run at once")
-    parse.add_argument("--seconds", type=float, default=10.0, help="length of a loop")
-    parse.add_argument("--prompt-tokens", type=int, default=100)
-    parse.add_argument("--max-tokens", type=int, default=512)
-    parse.add_argument("--delay-ms", type=float, default=0.0, help="a step waits so long for further calls")
-    parse.add_argument("--seed", type=int, default=1)
-    parse.add_argument("--json", action="store_true", help="print JSON")
-    return parse
-
-
-@contextlib.contextmanager
-def deployment(arguments: argparse.Namespace) -> Iterator[Path]:
-    """The deployment's repository; of a profile in a temporary folder."""
-    if arguments.repository:
-        yield arguments.repository
-        return
-    with tempfile.TemporaryDirectory(prefix="standard-profile-") as folder:
-        profile = load_profile(arguments.profile)
-        yield EmulatedDeployment(profile, arguments.policy or "markov", max(arguments.inflight)).write(Path(folder))
-
-
-def main() -> None:
-    """Measures and prints."""
-    arguments = parser().parse_args()
+def main(
+    profile: Annotated[Path | None, typer.Option(help="Profile (YAML): emulated engines with its step times.")] = None,
+    repository: Annotated[Path | None, typer.Option(help="Model repository of a deployment.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Default: markov with --profile, else the deployment's.")] = None,
+    policy_params: Annotated[str | None, typer.Option(help="JSON; default: the deployment's or the profile's.")] = None,
+    inflight: Annotated[list[int], typer.Option(min=1, help="Responses that run at once.")] = _IN_FLIGHT,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a loop.")] = 10.0,
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 100,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 512,
+    delay_ms: Annotated[float, typer.Option(min=0.0, help="A step waits so long for further calls.")] = 0.0,
+    seed: int = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     rows = []
-    try:
-        with deployment(arguments) as repository, StandardServing(repository, delay_ms=arguments.delay_ms) as serving:
-            for in_flight in arguments.inflight:
-                # A first loop, so that nothing is loaded while the second is measured.
-                serving.run(requests(arguments, 256), in_flight=in_flight, seconds=1.0)
-                run = serving.run(requests(arguments, 256), in_flight=in_flight, seconds=arguments.seconds)
-                rows.append(row(run))
-    except (CallFailed, DtmcError, LaunchError, RouterError) as exc:
-        sys.exit(f"error: {exc}")
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-        return
-    emulated = "emulated: step times are the profile's" if arguments.profile else None
-    table = Table("figure", *(str(found["in_flight"]) for found in rows), title=emulated)
-    for name in list(rows[0])[1:]:
-        table.add_row(name, *("-" if found[name] is None else f"{found[name]:.3f}" for found in rows))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    with ExitStack() as stack:
+        if profile is not None and repository is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standard-profile-")))
+            repository = EmulatedDeployment(load_profile(profile), policy or "markov", max(inflight)).write(folder)
+        elif profile is not None or repository is None:
+            raise CommandError("give either --profile or --repository")
+        serving = stack.enter_context(StandardServing(repository, delay_ms=delay_ms))
+        fields = {"max_tokens": max_tokens, "policy": policy, "policy_params": policy_params}
+        for n in inflight:
+            # A first loop, so that nothing is loaded while the second is measured.
+            for length_s in (1.0, seconds):
+                found = serving.run(requests(seed, prompt_tokens, **fields), in_flight=n, seconds=length_s)
+            rows.append(row(found))
+    report(rows, upright(rows, "emulated: step times are the profile's" if profile else ""), as_json=as_json)
 
 
 if __name__ == "__main__":
-    main()
+    run(main, RuntimeError)

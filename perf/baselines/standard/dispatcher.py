@@ -155,7 +155,7 @@ class _Loop:
                 self._over.set()
             return
         seed = request.sampling.seed
-        response = Response(len(self._responses), seed, time.perf_counter())
+        response = Response(index=len(self._responses))
         policy = self._policies.get(request.policy)
         active = _Active(request, response, policy.entry(EntryRequest(request.prompt, request.tokens, seed)))
         self._responses.append(response)
@@ -180,9 +180,9 @@ class _Loop:
         if reply.keep and now < self._deadline:
             active.fruitless = 0
             active.ids.append(reply.token)
-            response.tokens.append(reply.token)
+            response.ids.append(reply.token)
             response.writers.append(active.model)
-            response.times.append(now)
+            response.add(1, now)
             response.finish_reason = _finish_reason(active)
         if response.finish_reason or now >= self._deadline:
             del self._active[str(response.index)]
@@ -214,7 +214,7 @@ class _Loop:
 
 
 def _finish_reason(active: _Active) -> str:
-    sampling, tokens = active.request.sampling, active.response.tokens
+    sampling, tokens = active.request.sampling, active.response.ids
     if tokens[-1] in sampling.end_ids:
         return "stop"
     return "length" if len(tokens) >= sampling.max_tokens else ""
