@@ -65,10 +65,6 @@ class Admission:
         self._pools[model].info = None
         self._pools[model].lost_ns = now_ns
 
-    def is_connected(self, model: str) -> bool:
-        """Whether messages reach it."""
-        return self._pools[model].info is not None
-
     def reserved_blocks(self, model: str) -> int:
         """KV blocks reserved on a model for running requests."""
         return self._pools[model].reserved_blocks
@@ -84,22 +80,18 @@ class Admission:
 
     def misfit(self, generation: Generation) -> PromptTooLong | None:
         """Why a request can never run on a connected model, with the limit; None if it can."""
-        prompt, limit = len(generation.request.tokens), generation.request.sampling.max_tokens
         total = generation.kv_tokens
-        wanted = f"prompt ({prompt} tokens) + max_tokens ({limit}) = {total} tokens"
         for name in generation.models:
             info = self._pools[name].info
             if info is None:
                 continue
             if total > info.max_context:
-                return PromptTooLong(
-                    f"{wanted}; model {name!r} has a context of {info.max_context} tokens: "
-                    "shorten the prompt or lower max_tokens"
-                )
+                return _too_long(generation, f"model {name!r} has a context of {info.max_context} tokens")
             if blocks_needed(total, info.block_tokens) > info.kv_blocks:
-                return PromptTooLong(
-                    f"{wanted}; the KV pool of model {name!r} holds {info.kv_blocks * info.block_tokens} tokens "
-                    f"({info.kv_blocks} blocks of {info.block_tokens}): shorten the prompt or lower max_tokens"
+                return _too_long(
+                    generation,
+                    f"the KV pool of model {name!r} holds {info.kv_blocks * info.block_tokens} tokens "
+                    f"({info.kv_blocks} blocks of {info.block_tokens})",
                 )
         return None
 
@@ -139,3 +131,11 @@ class Admission:
         self.running -= 1
         for name, blocks in generation.reserved.items():
             self._pools[name].reserved_blocks -= blocks
+
+
+def _too_long(generation: Generation, limit: str) -> PromptTooLong:
+    prompt, max_tokens = len(generation.request.tokens), generation.request.sampling.max_tokens
+    return PromptTooLong(
+        f"prompt ({prompt} tokens) + max_tokens ({max_tokens}) = {generation.kv_tokens} tokens; {limit}: "
+        "shorten the prompt or lower max_tokens"
+    )

@@ -128,16 +128,15 @@ class Generation:
 
     def misrouted(self, target: str) -> PolicyFailed | None:
         """Why the policy must not send it there; None if it may."""
-        policy, fruitless = self.request.policy.name, self.visits.fruitless
         if target not in self.models:
             return PolicyFailed(
-                f"policy {policy!r} sent the request to {target!r}, which is not among the models it visits: "
-                f"{', '.join(self.models)}"
+                f"policy {self.request.policy.name!r} sent the request to {target!r}, which is not among the models it "
+                f"visits: {', '.join(self.models)}"
             )
-        if fruitless > len(self.policy.models):
+        if self.visits.fruitless > len(self.policy.models):
             return PolicyFailed(
-                f"policy {policy!r}: {fruitless} hand-offs in a row at position {len(self.transcript.tokens)} and no "
-                "model kept a token; one of them has to"
+                f"policy {self.request.policy.name!r}: {self.visits.fruitless} hand-offs in a row at position "
+                f"{len(self.transcript.tokens)} and no model kept a token; one of them has to"
             )
         return None
 

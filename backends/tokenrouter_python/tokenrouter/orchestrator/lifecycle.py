@@ -17,7 +17,7 @@ from tokenrouter.errors import InternalError
 from tokenrouter.messages import Outcome
 
 
-class State(Enum):
+class State(str, Enum):
     """Where a request is."""
 
     WAITING = "waiting"

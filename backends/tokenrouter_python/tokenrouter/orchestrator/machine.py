@@ -109,8 +109,8 @@ class Orchestrator:
         self._generations: dict[int, Generation] = {}
         self._updates: list[Update] = []
         self._unwritten: list[Transcript] = []
-        # The number in flight that each connected model was told last.
-        self._told: dict[str, int] = {}
+        # Connected models, with the number in flight that each was told last.
+        self._connected: dict[str, int] = {}
         self._alarms: list[int] = []
         self._next_key = 1
 
@@ -168,7 +168,7 @@ class Orchestrator:
         self._advance(now_ns)
         if generation.state is State.WAITING:
             self._alarm(give_up_ns)
-            if not all(map(self._admission.is_connected, generation.models)):
+            if not self._connected.keys() >= set(generation.models):
                 self._alarm(arrived_ns + self.settings.connect_timeout_ns)
         # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
         self._alarm(generation.deadline_ns)
@@ -204,7 +204,7 @@ class Orchestrator:
             ProtocolError, ConfigError: the peer broke the protocol; close its connection.
         """
         if isinstance(message, ModelInfo):
-            self._connected(model, message, now_ns)
+            self._greeted(model, message, now_ns)
         else:
             for row in message.rows:
                 generation = self._generations.get(row.request)
@@ -216,11 +216,11 @@ class Orchestrator:
 
     def disconnected(self, model: str, *, now_ns: int) -> None:
         """A subserver is gone and with it all KV; those that are at it wait for its return, up to the limit."""
-        if not self._admission.is_connected(model):
+        if model not in self._connected:
             # It broke the protocol before it said who it is. Nobody's patience begins anew.
             return
         self._admission.disconnected(model, now_ns=now_ns)
-        del self._told[model]
+        del self._connected[model]
         self._alarm(now_ns + self.settings.connect_timeout_ns)
         for generation in self._generations.values():
             generation.visits.seen.pop(model, None)
@@ -241,9 +241,10 @@ class Orchestrator:
                 self._start(head, now_ns)
             else:
                 break
-        for model, told in self._told.items():
-            if told != self.in_flight:
-                self._send(model, InFlight(self.in_flight))
+        in_flight = admission.running
+        for model, told in self._connected.items():
+            if told != in_flight:
+                self._send(model, InFlight(in_flight))
 
     def _start(self, generation: Generation, now_ns: int) -> None:
         self.statistics.queue_wait.observe((now_ns - generation.arrived_ns) * 1e-9)
@@ -263,7 +264,7 @@ class Orchestrator:
 
     # --- visits and hand-offs -------------------------------------------------------------------------------------
 
-    def _connected(self, model: str, info: ModelInfo, now_ns: int) -> None:
+    def _greeted(self, model: str, info: ModelInfo, now_ns: int) -> None:
         """A subserver said who it is; requests stranded there go on."""
         if info.version != PROTOCOL_VERSION:
             raise ProtocolError(
@@ -272,7 +273,7 @@ class Orchestrator:
         if info.model != model:
             raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
         self._admission.connected(model, info)
-        self._told[model] = 0
+        self._connected[model] = 0
         for generation in self._generations.values():
             if generation.state is State.STRANDED and generation.visits.at == model:
                 self._revisit(generation, Event.CONNECTED, now_ns)
@@ -281,12 +282,12 @@ class Orchestrator:
         """What a model reports of a request: tokens first, then what became of it."""
         update = self._commit(generation, row, now_ns) if row.tokens else None
         outcome = Outcome.STOP if generation.transcript.stopped else row.outcome
+        if update is not None and generation.request.stream and outcome not in _FINISH_REASONS:
+            self._updates.append(update)
         match outcome:
             case Outcome.STAY:
                 generation.happens(outcome)
-                self._stream(generation, update)
             case Outcome.LEAVE:
-                self._stream(generation, update)
                 self._relay(generation, row, left_ns, now_ns)
             case Outcome.STOP | Outcome.LENGTH:
                 self._finish(generation, outcome, update)
@@ -309,10 +310,6 @@ class Orchestrator:
         statistics.tokens_by_model[model] += len(update.tokens)
         return update
 
-    def _stream(self, generation: Generation, update: Update | None) -> None:
-        if update is not None and generation.request.stream:
-            self._updates.append(update)
-
     def _relay(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
         """A hand-off: the target is sent what it has not seen."""
         visits = generation.visits
@@ -330,7 +327,7 @@ class Orchestrator:
 
     def _visit(self, generation: Generation, model: str, now_ns: int, *, source: str = "", left_ns: int = 0) -> None:
         """A request goes to a model, or waits for it."""
-        if self._admission.is_connected(model):
+        if model in self._connected:
             self._send(model, generation.visit(model, in_flight=self.in_flight, source=source, left_ns=left_ns))
         else:
             generation.visits.at = model
@@ -378,7 +375,7 @@ class Orchestrator:
             self._send(model, Close(generation.key, self.in_flight))
 
     def _send(self, model: str, message: ToSubserver) -> None:
-        self._told[model] = self.in_flight
+        self._connected[model] = self.in_flight
         self.outbox.append((model, message))
 
 

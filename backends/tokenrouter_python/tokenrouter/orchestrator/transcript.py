@@ -49,30 +49,29 @@ class Transcript:
         The text follows with `write`, because a hand-off need not wait for it. With stop words it is written at once,
         and tokens behind a match are dropped.
         """
-        update = Update(self._key, tokens=tokens)
+        text = ""
         if self._stop:
-            self._write_until_stop(update)
-        else:
-            self._unwritten.append(update)
+            text, tokens = self._until_stop(tokens)
         start = len(self.tokens)
-        self.tokens += update.tokens
+        self.tokens += tokens
         end = len(self.tokens)
-        if log_probs:
-            update.log_probs = log_probs[: end - start]
-            self.log_probs += update.log_probs
-        update.runs = [Run(model, start, end)]
+        log_probs = log_probs[: end - start] if log_probs else []
+        self.log_probs += log_probs
         if self.runs and self.runs[-1].model == model:
             self.runs[-1].end = end
         else:
             self.runs.append(Run(model, start, end))
         self.first_token_ns = self.first_token_ns or now_ns
         self.last_token_ns = now_ns
+        update = Update(self._key, text, tokens, log_probs, [Run(model, start, end)])
+        if not self._stop:
+            self._unwritten.append(update)
         return update
 
     def write(self) -> None:
         """Turns what was committed into text, and fills it in where it is told."""
         for update in self._unwritten:
-            update.text = "".join([self._text.push(token) for token in update.tokens])
+            update.text = "".join(map(self._text.push, update.tokens))
             self._parts.append(update.text)
         self._unwritten.clear()
 
@@ -98,18 +97,16 @@ class Transcript:
             counts[run.model] += run.end - run.start
         return counts
 
-    def _write_until_stop(self, update: Update) -> None:
-        """Writes this update at once and cuts it behind a stop word."""
+    def _until_stop(self, tokens: list[int]) -> tuple[str, list[int]]:
+        """Text and tokens up to the end of a stop word, if one ends in them."""
         texts: list[str] = []
-        for count, token in enumerate(update.tokens, start=1):
+        for count, token in enumerate(tokens, start=1):
             text = self._text.push(token)
             # Always asked, because a stop word may begin before min_tokens and end after.
             cut = self._stop.cut(text)
-            if cut is not None and len(self.tokens) + count > self._min_tokens:
-                self.stopped = True
-                update.tokens = update.tokens[:count]
-                texts.append(text[:cut])
+            self.stopped = cut is not None and len(self.tokens) + count > self._min_tokens
+            texts.append(text[:cut] if self.stopped else text)
+            if self.stopped:
                 break
-            texts.append(text)
-        update.text = "".join(texts)
-        self._parts.append(update.text)
+        self._parts += texts
+        return "".join(texts), tokens[: len(texts)]
