@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.support.echo import WriteModel, echo
+from tests.support.servers import shared_memory
 from tests.support.waiting import ended, until
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import Ports, free_port
@@ -26,10 +27,6 @@ from tools.tritonserver.server import TritonServer, model_errors
 pytestmark = pytest.mark.integration
 
 PROJECT = Path(__file__).resolve().parents[2]
-
-
-def regions(name: str) -> list[str]:
-    return [path.name for path in Path("/dev/shm").glob(f"{name}*")]
 
 
 @contextmanager
@@ -96,11 +93,11 @@ class TestServer:
             pids = [first.pid, *first.stub_pids().values()]
             folder = first.run_dir
             assert folder.stat().st_mode & 0o777 == 0o700
-            assert regions(folder.name)
+            assert shared_memory(folder)
             assert first.stop() == 0
             assert all(ended(pid) for pid in pids)
             assert not folder.exists()
-            assert regions(folder.name) == []
+            assert shared_memory(folder) == []
             assert echo(second, "still here") == "still here"
 
     def test_kill_9_of_the_server_leaves_nothing_after_stop(self, write_model: WriteModel) -> None:
@@ -109,7 +106,7 @@ class TestServer:
             os.kill(server.pid, signal.SIGKILL)
             assert server.stop() == -signal.SIGKILL
             assert all(ended(pid) for pid in stubs.values())
-            assert regions(folder.name) == []
+            assert shared_memory(folder) == []
             assert not folder.exists()
 
     def test_models_are_loaded_on_demand_in_explicit_mode(self, write_model: WriteModel) -> None:
@@ -126,7 +123,7 @@ class TestServer:
         with pytest.raises(LaunchError, match=r"model 'broken' does not load: .*ValueError: no \"weights\" here"):
             server.start()
         assert not server.run_dir.exists()
-        assert regions(server.run_dir.name) == []
+        assert shared_memory(server.run_dir) == []
 
     def test_model_that_does_not_load_in_time(self, write_model: WriteModel) -> None:
         repository = write_model(initialize="import time; time.sleep(600)")
@@ -135,7 +132,7 @@ class TestServer:
             server.start()
         assert ended(server.pid)
         assert not psutil.pid_exists(server.pid)
-        assert regions(server.run_dir.name) == []
+        assert shared_memory(server.run_dir) == []
 
     @pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
     def test_port_in_use(self, write_model: WriteModel, name: str) -> None:
@@ -163,13 +160,13 @@ class TestLauncher:
             read_until(process, "Ctrl-C stops")
             server, folder = server_of(process), run_dir_in(home)
             stubs = server.children()
-            assert regions(folder.name)
+            assert shared_memory(folder)
             assert stubs
             process.send_signal(number)
             output = process.communicate(timeout=40)[0]
         assert process.returncode == 0, output
         assert all(ended(child.pid) for child in (server, *stubs))
-        assert regions(folder.name) == []
+        assert shared_memory(folder) == []
         assert list(home.iterdir()) == []
 
     def test_signal_while_loading_leaves_nothing(
@@ -184,7 +181,7 @@ class TestLauncher:
             process.communicate(timeout=40)
         assert process.returncode == 130
         assert ended(server.pid)
-        assert regions(folder.name) == []
+        assert shared_memory(folder) == []
         assert list(home.iterdir()) == []
 
     def test_failing_model_ends_it_with_the_error(
@@ -219,7 +216,7 @@ class TestLauncher:
             process.kill()
             until(lambda: all(ended(child.pid) for child in everybody), what="tritonserver and stubs end")
         until(lambda: not any(home.iterdir()) or remove_stale_run_directories(), what="the lock is free")
-        assert regions(folder.name) == []
+        assert shared_memory(folder) == []
         assert list(home.iterdir()) == []
 
     def test_arguments_after_two_dashes_reach_triton(

@@ -240,3 +240,9 @@ def test_a_long_prompt_does_not_stall_running_streams(server: TritonServer) -> N
     print(f"{counts} tokens beside a prompt of {pieces} pieces")
     assert min(counts) > pieces / 2
     wait_idle(server)
+
+
+def test_an_idle_server_stops_by_itself(server: TritonServer) -> None:
+    """Last: it ends the server of this file. Triton's exit code is another one if the grace time was not enough."""
+    wait_idle(server)
+    assert server.stop() == 0

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from perf.load.soak.memory import look
 from tests.support.http_calls import HttpStream
+from tests.support.servers import shared_memory
 from tests.support.waiting import wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 
-REQUESTS = 500
-GROWTH_MIB = 24
+REQUESTS = 200
+GROWTH_MIB = REQUESTS * 48 / 1024
+"""A leak of 48 KiB per request would be found."""
 
 
 def resident_mib(server: TritonServer) -> dict[str, float]:
@@ -23,9 +24,9 @@ def resident_mib(server: TritonServer) -> dict[str, float]:
     return {name: look(pid)["rss_mib"] for name, pid in pids.items()}
 
 
-def shared_mib() -> float:
-    """Space that shared-memory files take."""
-    return sum(path.stat().st_blocks * 512 for path in Path("/dev/shm").iterdir() if path.is_file()) / 2**20
+def shared_mib(server: TritonServer) -> float:
+    """Space that its shared-memory files take."""
+    return sum(path.stat().st_blocks * 512 for path in shared_memory(server.run_dir)) / 2**20
 
 
 def one(server: TritonServer, i: int) -> None:
@@ -46,10 +47,10 @@ def test_memory_stays_flat(shared: TritonServer) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: one(shared, i), range(REQUESTS)))
         wait_idle(shared)
-        before, region_before = resident_mib(shared), shared_mib()
+        before, region_before = resident_mib(shared), shared_mib(shared)
         list(pool.map(lambda i: one(shared, i), range(REQUESTS)))
     wait_idle(shared)
-    after, region_after = resident_mib(shared), shared_mib()
+    after, region_after = resident_mib(shared), shared_mib(shared)
     for name, size in after.items():
         print(f"{name}: {before[name]:.1f} -> {size:.1f} MiB")
     print(f"shared memory: {region_before:.1f} -> {region_after:.1f} MiB")

@@ -52,6 +52,11 @@ def shared_spec(name: str = "tokenrouter") -> DeploymentSpec:
     )
 
 
+def shared_memory(run_dir: Path) -> list[Path]:
+    """The shared-memory files of a server's models, by its run directory, which may be gone."""
+    return list(Path("/dev/shm").glob(f"{run_dir.name}_*"))
+
+
 @pytest.fixture(scope="session")
 def shared_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Several entry models over one pair of emulated models, whose steps take 1 ms."""
