@@ -18,6 +18,8 @@ use_double()
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "model_repository"
 
+ALIASES = {"larger": "large", "small_citer": "small", "small_collm": "small"}
+
 # The demo's tokenizer has a token for every id; these four mean nothing.
 HANDOFF_IDS = [258, 259, 260, 261]
 BLOCK = 16
@@ -51,7 +53,7 @@ def deployment(
     per_model: Mapping[str, Mapping[str, Any]] | None = None,
     **parameters: str,
 ) -> Path:
-    """A repository with the demo's checkpoints; "larger" is the large model under another name.
+    """A repository with the demo's checkpoints, some under other names, too (`ALIASES`).
 
     Args:
         folder: where to write it.
@@ -65,7 +67,7 @@ def deployment(
     shutil.copytree(DEMO / "tokenrouter", folder / "tokenrouter")
     add_entry(folder, "tokenrouter", policy, params, models=models, **parameters)
     for name in models:
-        source = DEMO / ("large" if name == "larger" else name)
+        source = DEMO / ALIASES.get(name, name)
         version = folder / name / "1"
         version.mkdir(parents=True)
         text = (source / "config.pbtxt").read_text()

@@ -1,7 +1,7 @@
 """A real server whose models run on TensorRT-LLM's double, each in a worker process: same tokens as the torch engine.
 
-Two entry models share the subservers: `tokenrouter` with R2R, whose router runs inside the small model, and `mix` with
-an ensemble of three models.
+Entry models share the subservers: `tokenrouter` with R2R, whose router runs inside the small model, `mix` with an
+ensemble of three models, and `citer` and `collm`, each with its router inside a small model of its own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from tests.contract.deployments import ROOT, TENSORRT_LLM, TORCH, add_entry, dep
 from tests.contract.double import double_environment
 from tests.support.http_calls import HttpStream, answer, refusal
 from tests.support.waiting import until
+from tests.support.watch import WATCH
 from tokenrouter.offline import TokenRouter
 from tools.demo_models.task import load_problems
-from tools.metrics import scrape
+from tools.metrics import busy, scrape
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 
 MODELS = ("small", "large", "larger")
+ROUTED_INSIDE = ("citer", "collm")
 PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs/demo/problems.jsonl")[:8]]
 DRAWN = {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
 GLIMP = {"threshold": 0.1, "separator": "=", "think_end": "####"}
@@ -43,40 +46,42 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "query_level": ("tokenrouter", {"policy": "query_level", **DRAWN}),
     "three models": ("mix", DRAWN),
     "one model": ("small", DRAWN),
+    "citer inside the model": ("citer", DRAWN),
+    "collm inside the model": ("collm", DRAWN),
 }
 
 
 def write(folder: Path, engine: dict[str, Any]) -> Path:
-    deployment(folder, "r2r", models=MODELS, engine=engine)
+    deployment(folder, "r2r", models=(*MODELS, *(f"small_{policy}" for policy in ROUTED_INSIDE)), engine=engine)
     add_entry(folder, "tokenrouter", "r2r", models=MODELS[:2])
     add_entry(folder, "mix", "me", {"weights": [0.5, 0.3, 0.2]}, models=MODELS)
+    for policy in ROUTED_INSIDE:
+        add_entry(folder, policy, policy, models=(f"small_{policy}", "large"))
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository = write(tmp_path_factory.mktemp("tensorrt_llm") / "repository", TENSORRT_LLM)
-    with TritonServer(repository, env=double_environment(), exit_timeout_s=4) as running:
+    starting = TritonServer(repository, env=double_environment(), exit_timeout_s=4, ready_timeout_s=240.0)
+    with WATCH.over(starting) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, TokenRouter]]:
+    """The offline engine on the torch engine, by entry model; a single model is its first one."""
     repository = write(tmp_path_factory.mktemp("torch") / "repository", TORCH)
-    with (
-        TokenRouter.from_repository(repository) as two,
-        TokenRouter.from_repository(repository, entry="mix") as three,
-    ):
-        yield {"tokenrouter": two, "mix": three, "small": two}
+    with ExitStack() as stack:
+        routers = {
+            entry: stack.enter_context(TokenRouter.from_repository(repository, entry=entry))
+            for entry in ("tokenrouter", "mix", *ROUTED_INSIDE)
+        }
+        yield {**routers, "small": routers["tokenrouter"]}
 
 
-def assert_all_free(server: TritonServer, models: tuple[str, ...] = MODELS) -> None:
-    def held() -> dict[str, float]:
-        page = scrape(server.metrics_url)
-        names = ("kv_blocks_reserved", "kv_blocks_used", "open_requests", "residents")
-        return {f"{name} {model}": page.value(f"tokenrouter_{name}", model=model) for name in names for model in models}
-
-    until(lambda: not any(held().values()), within_s=3.0, what="nobody holds KV")
+def assert_all_free(server: TritonServer) -> None:
+    until(lambda: not busy(server.metrics_url), what="nobody holds KV")
 
 
 def assert_same(server: TritonServer, router: TokenRouter, model: str, fields: dict[str, Any]) -> int:
@@ -97,18 +102,7 @@ def test_tokens_are_those_of_the_torch_engine(
     model, fields = CASES[case]
     handoffs = assert_same(server, expected[model], model, fields)
     assert model == "small" or case == "query_level" or handoffs > 0
-    assert_all_free(server, MODELS)
-
-
-@pytest.mark.parametrize("policy", ["citer", "collm"])
-def test_other_routers_inside_the_model(policy: str, tmp_path: Path) -> None:
-    served, torch = deployment(tmp_path / "served", policy), deployment(tmp_path / "torch", policy, engine=TORCH)
-    with (
-        TritonServer(served, env=double_environment(), exit_timeout_s=4) as running,
-        TokenRouter.from_repository(torch) as router,
-    ):
-        assert assert_same(running, router, "tokenrouter", DRAWN) > 0
-        assert_all_free(running, MODELS[:2])
+    assert_all_free(server)
 
 
 def test_the_cache_kept_what_visits_left(server: TritonServer) -> None:
