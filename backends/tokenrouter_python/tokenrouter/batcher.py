@@ -49,7 +49,6 @@ class Batching:
     by_in_flight: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks every number."""
         if self.threshold < 1:
             raise ConfigError(f"preferred_batch_size is {self.threshold}; a threshold is at least 1")
         if self.max_queue_delay_ns < 0:

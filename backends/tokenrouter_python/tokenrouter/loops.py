@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import DecodeError
@@ -68,20 +69,13 @@ class DecodingLoop:
         self._carrier = carrier
         self._changed = changed
         self._stopping = False
-        self._ready = threading.Event()
-        self._failure: BaseException | None = None
-        self._subserver: Subserver | None = None
+        self._built: Future[Subserver] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> Subserver:
         """Starts the thread and waits until the engine is loaded; raises whatever loading it raised."""
         self._thread.start()
-        self._ready.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
-        assert self._subserver is not None
-        return self._subserver
+        return self._built.result()
 
     def stop(self) -> None:
         """Ends the loop after the current step and frees the engine."""
@@ -91,14 +85,13 @@ class DecodingLoop:
 
     def _run(self) -> None:
         try:
-            self._subserver = subserver = self._build()
+            subserver = self._build()
             subserver.listen(self._carrier.wake)
         except BaseException as exc:
-            self._failure = exc
             self._carrier.close()
+            self._built.set_exception(exc)
             return
-        finally:
-            self._ready.set()
+        self._built.set_result(subserver)
         try:
             while not self._stopping:
                 self._turn(subserver)

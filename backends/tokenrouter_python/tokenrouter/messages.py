@@ -194,7 +194,6 @@ _for_orchestrator: msgspec.msgpack.Decoder[ToOrchestrator] = msgspec.msgpack.Dec
 
 
 def encode(message: Message) -> bytes:
-    """One message as msgpack bytes."""
     return _encoder.encode(message)
 
 

@@ -43,7 +43,6 @@ def runtime_dir() -> Path:
 
 
 def socket_path(directory: Path, model: str) -> Path:
-    """The socket of a subserver."""
     return directory / f"{model}.sock"
 
 
@@ -86,7 +85,6 @@ class UnixCarrier:
             self._selector.register(self._listener, selectors.EVENT_READ, "listen")
 
     def poll(self, timeout_s: float | None) -> list[Event]:
-        """See `Carrier.poll`."""
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while True:
             events = self._redial()
@@ -97,7 +95,6 @@ class UnixCarrier:
                 return events
 
     def send(self, peer: int, *payloads: bytes) -> None:
-        """See `Carrier.send`."""
         connection = self._connections.get(peer)
         if connection is None:
             return
@@ -111,13 +108,11 @@ class UnixCarrier:
             self._selector.modify(connection.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
 
     def drop(self, peer: int) -> None:
-        """See `Carrier.drop`."""
         connection = self._connections.get(peer)
         if connection is not None:
             self._kill(connection)
 
     def wake(self) -> None:
-        """See `Carrier.wake`."""
         # Under the lock, because after `close` the number may be that of somebody else's file.
         with self._wake_lock:
             if self._wake_fd >= 0:

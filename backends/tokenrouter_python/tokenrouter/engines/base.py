@@ -194,9 +194,7 @@ class LoopEngine(KvEngine, Protocol):
         ...
 
     @property
-    def has_news(self) -> bool:
-        """Whether `collect` has something."""
-        ...
+    def has_news(self) -> bool: ...
 
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, whenever there is news."""
@@ -221,5 +219,4 @@ class Placement:
 
 
 def blocks_needed(tokens: int, block_tokens: int) -> int:
-    """KV blocks that hold `tokens` tokens."""
     return -(-tokens // block_tokens)

@@ -115,7 +115,6 @@ class ModelSequence:
         self.kv_length = min(self.kv_length, start, len(self.tokens) - 1)
 
     def arrive(self, *, visit: int, source: str, state: dict[str, Any] | None) -> None:
-        """A visit begins."""
         self.visit = visit
         self.visit_tokens = 0
         self.source = source
@@ -124,7 +123,6 @@ class ModelSequence:
             self.state = state
 
     def commit(self, token: int) -> None:
-        """Appends a token to the response."""
         self.tokens.append(token)
         self.visit_tokens += 1
 

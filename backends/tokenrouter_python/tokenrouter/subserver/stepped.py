@@ -38,7 +38,6 @@ class StepPlan:
     runner: SteppingRunner = field(repr=False)
 
     def run(self) -> tuple[Rows, int]:
-        """See `runner.Plan`."""
         return self.runner.run(self.rows, self.reason)
 
 
@@ -46,12 +45,10 @@ class SteppingRunner(Runner[Engine]):
     """See `runner.Runner`. Whoever decodes here waits for the next step, as arrivals do."""
 
     def arrive(self, sequence: ModelSequence, *, now_ns: int) -> None:
-        """The request is ready."""
         self.engine.truncate(sequence.handle, sequence.kv_length)
         self._waiting.add(sequence, now_ns=now_ns)
 
     def leave(self, sequence: ModelSequence) -> None:
-        """The request is not ready any more."""
         self._waiting.discard(sequence)
 
     def poll(self, *, in_flight: int, now_ns: int) -> StepPlan | WaitUntil | None:

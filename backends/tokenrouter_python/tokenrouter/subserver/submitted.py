@@ -32,7 +32,6 @@ class SubmitPlan:
     runner: SubmittingRunner = field(repr=False)
 
     def run(self) -> tuple[Rows, int]:
-        """See `runner.Plan`."""
         return self.runner.run(self.batch)
 
 
@@ -66,11 +65,9 @@ class SubmittingRunner(Runner[LoopEngine]):
         super().admit(sequence, kv_tokens=kv_tokens)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """See `runner.Runner`."""
         self.engine.listen(wake)
 
     def arrive(self, sequence: ModelSequence, *, now_ns: int) -> None:
-        """The request waits for the gate."""
         self._waiting.add(sequence, now_ns=now_ns)
 
     def leave(self, sequence: ModelSequence) -> None:

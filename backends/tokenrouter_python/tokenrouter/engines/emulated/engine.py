@@ -37,7 +37,6 @@ class KvConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: int = 65_536
 
     def __post_init__(self) -> None:
-        """Refuses an empty pool."""
         if not 1 <= self.tokens_per_block <= self.max_tokens:
             raise ValueError("tokens_per_block is at least 1 and at most max_tokens")
 
@@ -66,7 +65,6 @@ class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signals: SignalsConfig | None = None
 
     def __post_init__(self) -> None:
-        """Refuses negative times and sizes."""
         if min(self.max_batch_size, self.max_num_tokens, self.max_seq_len, self.hidden_size + 1) < 1:
             raise ValueError("max_batch_size, max_num_tokens and max_seq_len are at least 1, hidden_size at least 0")
         table = self.step_ms if isinstance(self.step_ms, dict) else {1: self.step_ms}
@@ -149,7 +147,6 @@ class EmulatedEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts about the engine."""
         return self._info
 
     @property
@@ -220,7 +217,6 @@ class EmulatedEngine:
         del self._open[handle].tokens[length:]
 
     def close(self, handle: int) -> None:
-        """Gives the lease back."""
         sequence = self._open.pop(handle, None)
         if sequence is not None:
             self._leased -= sequence.blocks
@@ -230,7 +226,6 @@ class EmulatedEngine:
         return {}
 
     def shutdown(self) -> None:
-        """Nothing to free."""
         self._open.clear()
 
 

@@ -42,7 +42,6 @@ class SignalsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream: int = 0
 
     def __post_init__(self) -> None:
-        """Refuses what is no share, and negative streams."""
         if not 0.0 <= self.unsure <= 1.0 or self.stream < 0:
             raise ValueError("signals: unsure lies in [0, 1], stream is at least 0")
 
