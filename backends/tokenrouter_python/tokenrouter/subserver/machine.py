@@ -7,9 +7,10 @@ A request holds KV here from its `Open` until it is gone:
 
 | event                        | from     | to                                                                       |
 | ---------------------------- | -------- | ------------------------------------------------------------------------ |
-| `Open`                       | any      | waiting, with KV of its own; gone with a row FAILED if it is refused     |
+| `Open`                       | any      | waiting, with KV of its own                                              |
 | `Resume`                     | not gone | waiting; gone with a row LOST if tokens before its first one are missing |
 | `Resume`                     | gone     | gone, with a row LOST                                                    |
+| either is refused            | any      | gone, with a row FAILED: by the policy, or by the engine                 |
 | a plan that takes it is run  | waiting  | running                                                                  |
 | row STAY                     | running  | waiting; still running in an engine that owns its loop                   |
 | row LEAVE                    | running  | away                                                                     |
