@@ -144,3 +144,8 @@ def test_a_deployment_that_says_nothing_has_the_defaults_of_the_configuration(tm
     repository = Repository(tmp_path)
     assert repository.entry() == EntryConfig("tokenrouter", ("m",))
     assert repository.model("m") == SubserverConfig("m", "torch", tmp_path / "m" / "1", {})
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gone: no such folder; name a model repository"):
+        Repository(tmp_path / "gone")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from perf.emulated.repository import write_emulated_repository
-from tokenrouter.errors import ConfigError
 from tools.build_repository.spec import BatchingSpec
 from tools.build_repository.tuning import plan_edits, write_edits
 from tools.dtmc.profile import parse_profile
@@ -44,11 +43,6 @@ def test_applied_thresholds_are_read_back(repository: Path) -> None:
     write_edits(plan_edits(repository, found).values())
     read = read_thresholds(repository)
     assert [read.at(n, ["large"])["large"] for n in (1, 2, 7, 8)] == [1, 2, 2, 5]
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such folder"), working_copy(tmp_path / "gone", in_place=False):
-        pass
 
 
 def test_the_copy_goes_away_and_the_repository_stays_as_it_was(repository: Path) -> None:

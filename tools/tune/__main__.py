@@ -27,18 +27,7 @@ from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
 from tools.profile.__main__ import look, profile_text
 from tools.progress import LateProgress
 from tools.tritonserver.server import TritonServer
-from tools.tune.measure import predicted, read_thresholds, tokens_per_second, working_copy
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to tune; see `main`."""
-
-    prompts: list[str]
-    inflight: int
-    max_tokens: int
-    profile_s: float
-    measure_s: float
+from tools.tune.measure import Options, Thresholds, predicted, read_thresholds, tokens_per_second, working_copy
 
 
 @dataclass(frozen=True)
@@ -66,32 +55,17 @@ def profiled(server: TritonServer, entry: str, options: Options, report: LatePro
     return profile_text(before, look(server.metrics_url), source)
 
 
-def measured(server: TritonServer, entry: str, options: Options, report: LateProgress) -> dict[int, float]:
-    """Tokens per second by number in flight."""
-    return tokens_per_second(
-        server,
-        entry,
-        options.prompts,
-        in_flight=stages(options.inflight),
-        max_tokens=options.max_tokens,
-        seconds=options.measure_s,
-        report=report,
-    )
-
-
-def tune(folder: Path, entry: str | None, options: Options, profile_out: Path, report: LateProgress) -> list[Row]:
+def tune(folder: Path, old: Thresholds, options: Options, profile_out: Path, report: LateProgress) -> list[Row]:
     """Tunes the repository in `folder`, with a server before and after."""
-    old = read_thresholds(folder, entry)
-    plan_edits(folder, dict.fromkeys(old.batching, BatchingSpec()))  # refuses a bad repository before the long run
     with TritonServer(folder) as server:
         text, profile = profiled(server, old.entry, options, report)
         profile_out.write_text(text, "utf-8")
-        before = measured(server, old.entry, options, report)
+        before = tokens_per_second(server, old.entry, options, report)
     table = search_table(profile, options.inflight, report=report)
     write_edits(plan_edits(folder, batching_of(profile, table)).values())
     new = read_thresholds(folder, old.entry)
     with TritonServer(folder) as server:
-        after = measured(server, old.entry, options, report)
+        after = tokens_per_second(server, old.entry, options, report)
     rows = []
     for n in before:
         chosen = old.at(n, profile.names), new.at(n, profile.names)
@@ -134,8 +108,10 @@ def main(
 ) -> None:
     """Profiles, tunes and measures."""
     options = Options(read_prompts(prompts), inflight, max_tokens, profile_seconds, measure_seconds)
+    old = read_thresholds(repository, entry)
+    plan_edits(repository, dict.fromkeys(old.batching, BatchingSpec()))  # refuses a bad repository before the long run
     with working_copy(repository, in_place=in_place) as folder, LateProgress() as report:
-        rows = tune(folder, entry, options, profile_out, report)
+        rows = tune(folder, old, options, profile_out, report)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
     print(f"profile: {profile_out}")
     print(f"written: {repository}" if in_place else "tuned a temporary copy; --in-place writes into the repository")

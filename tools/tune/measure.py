@@ -11,16 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenrouter.batcher import Batching
-from tokenrouter.errors import ConfigError
 from tokenrouter.repository import Repository
 from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile
 from tools.dtmc.solve import solve
-from tools.load import ClosedLoop, in_turn
+from tools.load import ClosedLoop, in_turn, stages
 from tools.metrics import TAKEN, Scrape, fresh_scrape
 from tools.tritonserver.server import TritonServer
 
 WARM_UP_S = 1.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to tune; see `python -m tools.tune --help`."""
+
+    prompts: list[str]
+    inflight: int
+    max_tokens: int
+    profile_s: float
+    measure_s: float
 
 
 @dataclass(frozen=True)
@@ -54,8 +64,6 @@ def read_thresholds(folder: Path, entry: str | None = None) -> Thresholds:
 @contextmanager
 def working_copy(repository: Path, *, in_place: bool) -> Iterator[Path]:
     """The repository itself, or a copy in a temporary folder that goes away."""
-    if not repository.is_dir():
-        raise ConfigError(f"{repository}: no such folder; name a model repository")
     if in_place:
         yield repository
         return
@@ -64,28 +72,22 @@ def working_copy(repository: Path, *, in_place: bool) -> Iterator[Path]:
 
 
 def tokens_per_second(
-    server: TritonServer,
-    entry: str,
-    prompts: Sequence[str],
-    *,
-    in_flight: Sequence[int],
-    max_tokens: int,
-    seconds: float,
-    report: Callable[[str, float], None],
+    server: TritonServer, entry: str, options: Options, report: Callable[[str, float], None]
 ) -> dict[int, float]:
-    """Committed tokens per second with so many requests in flight, `seconds` each, from the server's own counter.
+    """Committed tokens per second by number in flight, from the server's own counter.
 
     Raises:
         LoadError: the server fails requests.
         TimeoutError: it does nothing.
     """
     rates = {}
-    for done, n in enumerate(in_flight):
-        report(f"measuring {n} in flight", done / len(in_flight))
-        with ClosedLoop(server.grpc_url, in_turn(entry, prompts, max_tokens), n) as loop:
+    numbers = stages(options.inflight)
+    for done, n in enumerate(numbers):
+        report(f"measuring {n} in flight", done / len(numbers))
+        with ClosedLoop(server.grpc_url, in_turn(entry, options.prompts, options.max_tokens), n) as loop:
             time.sleep(WARM_UP_S)
             before = fresh_scrape(server.metrics_url, entry)
-            time.sleep(seconds)
+            time.sleep(options.measure_s)
             rates[n] = rate(before, fresh_scrape(server.metrics_url, entry), entry)
             loop.check()
     return rates

@@ -26,6 +26,9 @@ class Repository:
         configs: configuration of models as Triton handed it over, which counts instead of their config.pbtxt: it may
             have come with a load request.
         versions: version folders of models that Triton chose, instead of the newest.
+
+    Raises:
+        ConfigError: there is no such folder.
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class Repository:
         versions: Mapping[str, str] | None = None,
     ) -> None:
         self.root = Path(root).resolve()
+        if not self.root.is_dir():
+            raise ConfigError(f"{root}: no such folder; name a model repository")
         self._configs = configs or {}
         self._versions = versions or {}
 
