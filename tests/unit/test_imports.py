@@ -49,7 +49,6 @@ def test_the_server_imports_no_tools_and_tools_import_no_benchmarks() -> None:
 
 def test_nobody_imports_in_a_circle() -> None:
     graph = imports()
-    graph["tools.build_repository.complete"] -= {"tools.kv_budget"}  # until they are taken apart
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as exc:

@@ -1,10 +1,15 @@
-"""Finds what is wrong with a deployment before anything is written. Every problem names its field and the remedy."""
+"""Fills in what a deployment leaves out, and finds what is wrong with it before anything is written.
+
+Every problem names its field and the remedy.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
@@ -13,12 +18,13 @@ from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import Policy, load_policy
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.vocabulary import check_same_tokenizer
+from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import name_problems
-from tools.build_repository.complete import completed
+from tools.build_repository.kv_budget import deployment_budget
 from tools.build_repository.model_checks import caught, model_problems
 from tools.build_repository.routers import policy_params, router_problems
 from tools.build_repository.spec import DeploymentSpec
-from tools.build_repository.thresholds import threshold_problems
+from tools.build_repository.thresholds import threshold_problems, tuned
 
 
 def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
@@ -35,7 +41,7 @@ def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
     finished = None
     if not found:
         try:
-            finished = completed(spec)
+            finished = _completed(spec)
         except ConfigError as exc:
             found.append(str(exc))
     if finished is not None:
@@ -43,6 +49,25 @@ def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
     if found or finished is None:
         raise ConfigError(found[0] if len(found) == 1 else "\n".join([f"{len(found)} problems:", *_bullets(found)]))
     return finished
+
+
+def _completed(spec: DeploymentSpec) -> DeploymentSpec:
+    """The deployment as it is written: engine arguments, thresholds, KV budget, order of loads.
+
+    Raises:
+        ConfigError: checkpoints or the profile are missing, or the models do not fit onto their GPUs.
+    """
+    spec = tuned(with_arguments(spec))
+    budget = deployment_budget(spec)
+    if budget is None:
+        return spec
+    models = dict(spec.models)
+    for name, tokens in budget.tokens.items():
+        model = models[name]
+        kv = {**(model.options.get("kv_cache_config") or {}), "max_tokens": tokens}
+        order = model.load_after or budget.load_after[name]
+        models[name] = replace(model, options={**model.options, "kv_cache_config": kv}, load_after=order)
+    return replace(spec, models=models)
 
 
 def _bullets(found: list[str]) -> list[str]:

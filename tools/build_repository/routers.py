@@ -49,7 +49,7 @@ def router_problems(entry: EntrySpec) -> Iterator[str]:
 
 def place_routers(entry: EntrySpec, output: Path) -> list[Path]:
     """Copies files and links folders (a classifier of Hugging Face format is large). Returns the paths."""
-    placed = []
+    paths = []
     for policy, source in entry.routers.items():
         target = output / router_path(policy, source)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,5 +59,5 @@ def place_routers(entry: EntrySpec, output: Path) -> list[Path]:
             target.symlink_to(source, target_is_directory=True)
         else:
             shutil.copyfile(source, target)
-        placed.append(target)
-    return placed
+        paths.append(target)
+    return paths

@@ -46,7 +46,7 @@ class EntryConfig:
         max_inflight: most requests that run at once (`max_inflight`).
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
         queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
-            `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `batching`.
+            `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `entry_queue`.
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
