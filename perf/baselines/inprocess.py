@@ -19,7 +19,8 @@ from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.inprocess import InProcessDriver
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
-from tokenrouter.subserver.machine import Plan, Subserver
+from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.runner import Plan
 
 
 class SynchronousBaseline:

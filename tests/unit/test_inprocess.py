@@ -59,7 +59,7 @@ class Alone(Loop):
 
     def __init__(self, *, answers: bool) -> None:
         super().__init__()
-        self.info = EngineInfo("loop", VOCAB_SIZE, 0, 64, 4, 64, 4, 64, stepped=False)
+        self.info = EngineInfo("loop", VOCAB_SIZE, 0, 64, 4, 64, 4, 64)
         self._answers = answers
 
     def submit(self, visits: Sequence[tuple[int, ModelSequence]]) -> None:

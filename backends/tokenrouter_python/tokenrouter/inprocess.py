@@ -18,7 +18,8 @@ from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
-from tokenrouter.subserver.machine import Plan, Subserver
+from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.runner import Plan
 
 _PEER = 1
 

@@ -48,8 +48,6 @@ from tokenrouter.policies.base import Policy, PolicyContext
 from tokenrouter.subserver.runner import Plan, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
 
-__all__ = ["Plan", "Subserver"]
-
 log = logging.getLogger(__name__)
 
 

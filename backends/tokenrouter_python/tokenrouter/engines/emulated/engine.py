@@ -5,7 +5,7 @@ token i, by `margin` over noise that depends on the position only, so that every
 logits at the same position. After the prompt comes the end token, or the prompt again with `repeat`.
 
 With `signals` logits and hidden states also show a certainty that differs between positions and models, so that real
-policies and their routers decide as they would on a real model; see `engines.signals`.
+policies and their routers decide as they would on a real model; see `engines.emulated.signals`.
 """
 
 from __future__ import annotations
