@@ -51,6 +51,11 @@ class Scrape:
         """What was added since an earlier scrape; meaningful for counters."""
         return Scrape({key: value - earlier.samples.get(key, 0.0) for key, value in self.samples.items()})
 
+    def mean(self, name: str, **labels: str) -> float:
+        """Of what a histogram has counted; NaN if it is empty."""
+        count = self.value(f"{name}_count", **labels)
+        return self.value(f"{name}_sum", **labels) / count if count else math.nan
+
     def buckets(self, name: str, **labels: str) -> list[tuple[float, float]]:
         """(upper bound, count in this bucket) of a histogram, by rising bound."""
         bounds = sorted(self.labels(f"{name}_bucket", "le", **labels), key=float)

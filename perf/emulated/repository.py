@@ -29,7 +29,7 @@ def write_emulated_repository(
     options: dict[str, Any] | None = None,
     per_model: dict[str, dict[str, Any]] | None = None,
 ) -> Path:
-    """Writes a repository of emulated models with a byte-level tokenizer.
+    """Writes a repository of emulated models with a byte-level tokenizer. Returns the folder.
 
     Args:
         folder: where to.
@@ -38,9 +38,6 @@ def write_emulated_repository(
         batching: fields of `BatchingSpec` by model.
         options: further options of every engine.
         per_model: further options by model.
-
-    Returns:
-        The folder.
     """
     specs = {
         name: {

@@ -41,12 +41,15 @@ def routed(
         weights = dict.fromkeys(profile.names, profile.routing[profile.entry])
         kept = dict.fromkeys(profile.names, dict.fromkeys(profile.names, 1.0))
         return msgspec.structs.replace(profile, routing=weights, commit=kept)
+    return _between_two(profile, policy, leave_rate, return_rate)
+
+
+def _between_two(profile: Profile, policy: str, leave_rate: float | None, return_rate: float | None) -> Profile:
     if len(profile.names) != 2:
         raise ProfileError(f"--policy {policy}: routes between two models; the profile has {', '.join(profile.names)}")
     small, large = profile.names
-    own_leave, own_back = _rates(profile)
-    leave = own_leave if leave_rate is None else leave_rate
-    back = own_back if return_rate is None else return_rate
+    given = zip(_rates(profile), (leave_rate, return_rate), strict=True)
+    leave, back = (own if rate is None else rate for own, rate in given)
     if not 0.0 < leave <= 1.0 or not 0.0 < back <= 1.0:
         raise ProfileError(f"--policy {policy}: rates lie in (0, 1], not {leave:g} and {back:g}")
     if policy in ONE_TOKEN:

@@ -30,12 +30,10 @@ _EMBEDDING = 4
 def signal_options(
     leave_rate: float, return_rate: float = 1.0, *, names: tuple[str, ...] = ("small", "large")
 ) -> dict[str, dict[str, Any]]:
-    """Engine options by model.
+    """Engine options by model, the small one first.
 
-    Args:
-        leave_rate: how often a policy leaves the small model, per position that it writes or tries to.
-        return_rate: how often it leaves the large one; only R-Stitch asks there.
-        names: of the small and the large model.
+    A policy leaves the small model at this rate, per position that it writes or tries to, and the large one at the
+    other; only R-Stitch asks there.
     """
     shares = zip(names, (leave_rate, 1.0 - return_rate), strict=True)
     return {name: {"signals": {"unsure": share, "stream": i}} for i, (name, share) in enumerate(shares)}

@@ -70,20 +70,13 @@ class Load:
 
 @dataclass(kw_only=True)
 class Response(Timing):
-    """What came back of one request.
-
-    Attributes:
-        request: what was asked.
-        ids: all tokens.
-        ended: whether the last token is there.
-    """
+    """What came back of one request: the tokens, and whether the last one is among them."""
 
     request: Request
     ids: list[int] = field(default_factory=list)
     ended: bool = False
 
     def arrived(self, at_s: float, ids: Sequence[int]) -> None:
-        """More tokens are there."""
         self.add(len(ids), at_s)
         self.ids.extend(ids)
 

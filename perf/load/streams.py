@@ -16,12 +16,12 @@ from tools.load import METHOD
 def over_grpc(
     channel: grpc.Channel, request: bytes, timing: Timing, *, timeout_s: float, cancel_after: int = 0
 ) -> Timing:
-    """Sends a request and waits for its end.
+    """Sends a request and waits for its end. Fills the timing and returns it; what fails is its `error`.
 
     Args:
         channel: open connection to Triton's gRPC endpoint.
         request: serialised ModelInferRequest with the outputs `output_ids` and `finish_reason`.
-        timing: filled and returned; what fails is its `error`.
+        timing: of this request.
         timeout_s: after which the call is given up.
         cancel_after: tokens after which the client cancels; 0 for never.
     """
@@ -51,14 +51,7 @@ def _read_tensors(response: Any, timing: Timing) -> None:
 
 
 def over_http(connection: http.client.HTTPConnection, model: str, body: bytes, timing: Timing) -> Timing:
-    """Sends a request and waits for its end.
-
-    Args:
-        connection: to Triton's HTTP endpoint; its timeout bounds every read. It can be used again afterwards.
-        model: name of the entry model.
-        body: JSON object of the tensors.
-        timing: filled and returned; what fails is its `error`.
-    """
+    """The same with a JSON object of the tensors. The connection's timeout bounds every read; it can be used again."""
     try:
         connection.request("POST", f"/v2/models/{model}/generate_stream", body)
         response = connection.getresponse()

@@ -8,9 +8,9 @@ import re
 import shutil
 import subprocess
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import typer
@@ -18,7 +18,6 @@ import typer
 from perf.command import run
 
 PACKAGES = ("nvidia-pytriton", "torch", "transformers", "numpy", "tritonclient", "grpcio", "locust")
-_OWN_PERF_ANALYZER = Path(".venv/perf_analyzer/wheel")
 
 
 def facts() -> dict[str, str]:
@@ -32,8 +31,8 @@ def facts() -> dict[str, str]:
         "GPU": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "none",
         "system": f"{_distribution()}, Linux {platform.release()}, {' '.join(platform.libc_ver())}",
         "Python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-        "perf_analyzer": _perf_analyzer(),
+        **{name: _version(name) or "not installed" for name in PACKAGES},
+        "perf_analyzer": _perf_analyzer() or "not installed",
     }
 
 
@@ -53,18 +52,15 @@ def _distribution() -> str:
         return "unknown distribution"
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+def _version(package: str, **where: Any) -> str:
+    found = next(iter(distributions(name=package, **where)), None)
+    return found.version if found else ""
 
 
 def _perf_analyzer() -> str:
     """The wheel's version where install.sh put one; perf_analyzer itself names its commit alone."""
-    for folder in _OWN_PERF_ANALYZER.glob("perf_analyzer-*.dist-info"):
-        return folder.name.removeprefix("perf_analyzer-").removesuffix(".dist-info")
-    return "on PATH" if shutil.which("perf_analyzer") else "not installed"
+    own = _version("perf_analyzer", path=[".venv/perf_analyzer/wheel"])
+    return own or ("on PATH" if shutil.which("perf_analyzer") else "")
 
 
 def _output(*command: str) -> str:

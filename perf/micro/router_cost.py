@@ -52,48 +52,45 @@ _SHOWN: Columns = {
 }
 
 
-class Decoding:
-    """A static batch of demo problems at one model, decoded greedily, with rows as a subserver keeps them."""
-
-    def __init__(self, engine: TorchEngine, tokenizer: Any, policy: Policy, batch: int, steps: int) -> None:
-        self.engine, self.policy = engine, policy
-        self.rows = []
-        for number, problem in enumerate(held_out_problems(batch)):
-            prompt = tokenizer.encode(problem.prompt).ids
-            handle = engine.open(kv_tokens=len(prompt) + steps, prompt_tokens=len(prompt))
-            row = ModelSequence(
-                model=MODELS[0],
-                tokens=prompt,
-                prompt_tokens=len(prompt),
-                sampling=Sampling(max_tokens=steps, end_ids=(), seed=number, temperature=0.0),
-                policy=policy,
-                handle=handle,
-            )
-            row.arrive(visit=0, source="", state=None)
-            policy.receive(row)
-            self.rows.append(row)
-        self.pending: list[list[int]] = [list(row.tokens) for row in self.rows]
-
-    def step(self) -> tuple[float, float]:
-        """Seconds of one engine step and of `route` after it."""
-        rows = [EngineRow(row.handle, pending) for row, pending in zip(self.rows, self.pending, strict=True)]
+def decoded(
+    engine: TorchEngine, tokenizer: Any, policy: Policy, batch: int, steps: int
+) -> Iterator[tuple[float, float]]:
+    """Seconds of every engine step and of `route` after it: a static batch of demo problems, decoded greedily."""
+    rows = [
+        _row(engine, tokenizer.encode(problem.prompt).ids, policy, number, steps)
+        for number, problem in enumerate(held_out_problems(batch))
+    ]
+    pending = [list(row.tokens) for row in rows]
+    for _ in range(steps):
         began = time.perf_counter()
-        result = self.engine.step(rows)
+        result = engine.step([EngineRow(row.handle, tokens) for row, tokens in zip(rows, pending, strict=True)])
         stepped = time.perf_counter()
         tokens = result.logits.argmax(-1)
-        batch = RouteBatch(MODELS[0], self.rows, tokens, result.logits, result.hidden)
-        asked = time.perf_counter()
+        asked = RouteBatch(MODELS[0], rows, tokens, result.logits, result.hidden)
+        started = time.perf_counter()
         with torch.inference_mode():
-            destination_names(self.policy.route(batch), batch, MODELS)
-        routed = time.perf_counter()
-        self.pending = [[token] for token in tokens.tolist()]
-        for row, pending in zip(self.rows, self.pending, strict=True):
-            row.commit(pending[0])
-        return stepped - began, routed - asked
+            destination_names(policy.route(asked), asked, MODELS)
+        yield stepped - began, time.perf_counter() - started
+        pending = [[token] for token in tokens.tolist()]
+        for row, (token,) in zip(rows, pending, strict=True):
+            row.commit(token)
+    for row in rows:
+        engine.close(row.handle)
 
-    def close(self) -> None:
-        for row in self.rows:
-            self.engine.close(row.handle)
+
+def _row(engine: TorchEngine, prompt: list[int], policy: Policy, number: int, steps: int) -> ModelSequence:
+    """A sequence as a subserver keeps it."""
+    row = ModelSequence(
+        model=MODELS[0],
+        tokens=prompt,
+        prompt_tokens=len(prompt),
+        sampling=Sampling(max_tokens=steps, end_ids=(), seed=number, temperature=0.0),
+        policy=policy,
+        handle=engine.open(kv_tokens=len(prompt) + steps, prompt_tokens=len(prompt)),
+    )
+    row.arrive(visit=0, source="", state=None)
+    policy.receive(row)
+    return row
 
 
 def measure(repository: Path, batches: Sequence[int], steps: int) -> Iterator[dict[str, Any]]:
@@ -107,10 +104,8 @@ def measure(repository: Path, batches: Sequence[int], steps: int) -> Iterator[di
         policy = load_policy(PolicySpec(name, json.dumps(params)), context)
         policy.prepare(MODELS[0])
         for batch in batches:
-            decoding = Decoding(engine, tokenizer, policy, batch, steps)
             # The first step is a prefill, and a few more warm up.
-            times = [decoding.step() for _ in range(steps)][4:]
-            decoding.close()
+            times = list(decoded(engine, tokenizer, policy, batch, steps))[4:]
             step, route = (statistics.median(column) * 1e6 for column in zip(*times, strict=True))
             yield {"policy": name, "batch": batch, "step_us": step, "route_us": route, "share": route / (route + step)}
 

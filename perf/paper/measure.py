@@ -16,10 +16,11 @@ from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
 from perf.emulated.repository import byte_tokenizer
 from perf.load.requests import Load
 from perf.paper.cells import Cell, Key, profile_of
-from perf.serving.result import drawn_profile, predict
+from perf.serving.result import drawn_profile
 from perf.serving.run import ENDLESS, Plan, measure, work_around_engines
 from tools.dtmc.errors import TooLarge
 from tools.dtmc.profile import Profile
+from tools.tune.measure import predicted
 
 Report = Callable[[str], None]
 
@@ -87,10 +88,9 @@ def _server(deployment: EmulatedDeployment, plan: Plan) -> Iterator[Callable[[in
 
 def _as_drawn(profile: Profile, in_flight: int, thresholds: dict[str, int]) -> float | None:
     try:
-        found = predict(profile, in_flight, thresholds)
+        return predicted(profile, in_flight, thresholds)
     except TooLarge:
         return None
-    return None if found is None else found.tokens_per_second
 
 
 @contextmanager

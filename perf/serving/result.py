@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
 import msgspec
 
 from perf.serving.window import Window
-from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile
-from tools.dtmc.solve import Solution, solve
+from tools.tune.measure import predicted
 
 
 def rates(windows: Sequence[Window]) -> dict[str, Any]:
@@ -35,30 +34,21 @@ def beside_model(
     """
     measured = median(window.tokens_per_second for window in windows)
     in_all = sum(window.tokens for window in windows) / sum(window.seconds for window in windows)
-    columns: dict[str, Any] = {"limit_tokens_per_second": round(limit, 2), "efficiency": round(measured / limit, 4)}
-    chain = predict(profile, in_flight, thresholds)
-    drawn = predict(drawn_profile(profile, windows), in_flight, thresholds)
-    for name, solution, rate, difference in (
-        ("chain_tokens_per_second", chain, measured, "difference"),
-        ("as_drawn_tokens_per_second", drawn, in_all, "difference_as_drawn"),
-    ):
-        columns[name] = solution and round(solution.tokens_per_second, 2)
-        columns[difference] = solution and round(rate / solution.tokens_per_second - 1.0, 4)
-    batches: Mapping[str, float] = {} if chain is None else chain.mean_batch
-    return {**columns, **{f"chain_mean_batch.{name}": round(batch, 4) for name, batch in batches.items()}}
+    chain = predicted(profile, in_flight, thresholds)
+    drawn = predicted(drawn_profile(profile, windows), in_flight, thresholds)
+    return {
+        "chain_tokens_per_second": chain and round(chain, 2),
+        "difference": chain and round(measured / chain - 1.0, 4),
+        "as_drawn_tokens_per_second": drawn and round(drawn, 2),
+        "difference_as_drawn": drawn and round(in_all / drawn - 1.0, 4),
+        "limit_tokens_per_second": round(limit, 2),
+        "efficiency": round(measured / limit, 4),
+    }
 
 
 def figures(windows: Sequence[Window]) -> dict[str, float]:
     """Medians of what the windows have by model and process."""
     return {name: round(median(w.figures[name] for w in windows), 4) for name in windows[0].figures}
-
-
-def predict(profile: Profile, in_flight: int, thresholds: dict[str, int]) -> Solution | None:
-    """The chain's prediction; None for thresholds that would deadlock without the server's own ways out."""
-    try:
-        return solve(profile, in_flight, thresholds)
-    except ThresholdError:
-        return None
 
 
 def drawn_profile(profile: Profile, windows: Sequence[Window]) -> Profile:

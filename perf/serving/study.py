@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
-from perf.serving.result import beside_model, figures, predict, rates
+from perf.serving.result import beside_model, figures, rates
 from perf.serving.run import Plan, measure, work_around_engines
 from tools.dtmc.network import parse_thresholds
 from tools.dtmc.profile import Profile
@@ -22,16 +22,7 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Study:
-    """What all rows share.
-
-    Attributes:
-        profile: step times and routing.
-        policy: what makes the routing.
-        plan: how to measure.
-        in_flight: what to measure.
-        simulate: add the simulator's throughput.
-        around_ms: see `EmulatedDeployment`.
-    """
+    """What all rows share; `profile`, `policy` and `around_ms` are those of an `EmulatedDeployment`."""
 
     profile: Profile
     policy: str
@@ -70,6 +61,10 @@ class Study:
 
                 windows = measure(server, names, n, self.plan, told)
                 chosen = thresholds.at(n, names)
+                predictions = beside_model(self.profile, n, chosen, windows, best(n).tokens_per_second)
+                simulated = None
+                if self.simulate and predictions["difference"] is not None:
+                    simulated = round(throughput(self.profile, n, chosen), 2)
                 yield {
                     "policy": self.policy,
                     "kind": "emulated",
@@ -78,16 +73,11 @@ class Study:
                     "setting": thresholds.label,
                     "thresholds": " ".join(f"{name}={b}" for name, b in chosen.items()),
                     **rates(windows),
-                    **beside_model(self.profile, n, chosen, windows, best(n).tokens_per_second),
-                    "simulated_tokens_per_second": self._simulated(n, chosen),
+                    **predictions,
+                    "simulated_tokens_per_second": simulated,
                     **figures(windows),
                     **{f"around_ms.{name}": round(ms, 4) for name, ms in self.around_ms.items()},
                 }
-
-    def _simulated(self, in_flight: int, thresholds: dict[str, int]) -> float | None:
-        if not self.simulate or predict(self.profile, in_flight, thresholds) is None:
-            return None
-        return round(throughput(self.profile, in_flight, thresholds), 2)
 
 
 def setting(name: str, in_flight: Sequence[int], best: Best) -> Thresholds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from perf.rows import Columns, Row, shown
 from tokenrouter.batcher import Reason
@@ -17,44 +17,51 @@ _PROCESSES = {
 }
 
 
+_FIGURES: Columns = {
+    "n": ("in_flight", ""),
+    "setting": ("setting", ""),
+    "B {}": ("B.{}", ""),
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "spread": ("spread", ".1%"),
+    "chain": ("chain_tokens_per_second", ".1f"),
+    "difference": ("difference", "+.1%"),
+    "as drawn": ("difference_as_drawn", "+.1%"),
+    "efficiency": ("efficiency", ".1%"),
+    "batch {}": ("mean_batch.{}", ".2f"),
+    "step {}": ("mean_step_ms.{}", ".2f"),
+}
+_DETAILS: Columns = {
+    "n": ("in_flight", ""),
+    "setting": ("setting", ""),
+    "wait {}": ("mean_wait_ms.{}", ".2f"),
+    "hand-off {}": ("mean_handoff_ms.{}", ".2f"),
+    "started {}": ("started.{}", ""),
+}
+_CPU = "cpu_s_per_1000_tokens."
+
+
 def figures(row: Row) -> dict[str, str]:
     """Measured beside predicted."""
-    thresholds = _thresholds(row)
-    return {
-        **shown(row, {"n": ("in_flight", ""), "setting": ("setting", "")}),
-        **{f"B {name}": threshold for name, threshold in thresholds.items()},
-        **shown(
-            row,
-            {
-                "tokens/s": ("tokens_per_second", ".1f"),
-                "spread": ("spread", ".1%"),
-                "chain": ("chain_tokens_per_second", ".1f"),
-                "difference": ("difference", "+.1%"),
-                "as drawn": ("difference_as_drawn", "+.1%"),
-                "efficiency": ("efficiency", ".1%"),
-                **{f"batch {name}": (f"mean_batch.{name}", ".2f") for name in thresholds},
-                **{f"step {name}": (f"mean_step_ms.{name}", ".2f") for name in thresholds},
-            },
-        ),
-    }
+    thresholds = dict(text.split("=") for text in row["thresholds"].split())
+    return shown({**row, **{f"B.{name}": b for name, b in thresholds.items()}}, _by_model(_FIGURES, thresholds))
 
 
 def details(row: Row) -> dict[str, str]:
     """What stands behind it: waits and hand-offs in ms, why steps started, CPU seconds per 1,000 tokens by process."""
-    names = list(_thresholds(row))
-    processes = [key for key in row if key.startswith("cpu_s_per_1000_tokens.")]
+    names = [text.partition("=")[0] for text in row["thresholds"].split()]
+    columns = {
+        **_by_model(_DETAILS, names),
+        **{f"CPU {key.removeprefix(_CPU)}": (key, ".2f") for key in row if key.startswith(_CPU)},
+    }
+    return shown({**row, **{f"started.{name}": _reasons(row, name) for name in names}}, columns)
+
+
+def _by_model(columns: Columns, names: Iterable[str]) -> Columns:
+    """A column with {} once for every model."""
     return {
-        **shown(
-            row,
-            {
-                "n": ("in_flight", ""),
-                "setting": ("setting", ""),
-                **{f"wait {name}": (f"mean_wait_ms.{name}", ".2f") for name in names},
-                **{f"hand-off {name}": (f"mean_handoff_ms.{name}", ".2f") for name in names},
-            },
-        ),
-        **{f"started {name}": _reasons(row, name) for name in names},
-        **shown(row, {f"CPU {key.partition('.')[2]}": (key, ".2f") for key in processes}),
+        heading.format(name): (column.format(name), form)
+        for heading, (column, form) in columns.items()
+        for name in (names if "{}" in heading else [""])
     }
 
 
@@ -87,7 +94,7 @@ def efficiency(rows: Sequence[Row]) -> str:
         "tokens/s": ("tokens_per_second", ".1f"),
         "best possible": ("limit_tokens_per_second", ".1f"),
         "efficiency": ("efficiency", ".1%"),
-        **{f"CPU, {process}": (f"cpu_s_per_1000_tokens.{key}", ".2f") for process, key in _PROCESSES.items()},
+        **{f"CPU, {process}": (f"{_CPU}{key}", ".2f") for process, key in _PROCESSES.items()},
     }
     return _markdown(rows, columns)
 
@@ -95,7 +102,3 @@ def efficiency(rows: Sequence[Row]) -> str:
 def _markdown(rows: Sequence[Row], columns: Columns) -> str:
     ordered = sorted(rows, key=lambda row: int(row["in_flight"]))
     return markdown(list(columns), (list(shown(row, columns).values()) for row in ordered))
-
-
-def _thresholds(row: Row) -> dict[str, str]:
-    return dict(text.split("=") for text in row["thresholds"].split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,11 +72,11 @@ def between(start: Mark, end: Mark, models: Sequence[str]) -> Window:
     for name in models:
         busy_s = delta.value("tokenrouter_step_seconds_sum", model=name)
         figures |= {
-            f"mean_batch.{name}": _mean(delta, "tokenrouter_batch_size", name),
-            f"mean_step_ms.{name}": 1e3 * _mean(delta, "tokenrouter_step_seconds", name),
-            f"mean_wait_ms.{name}": 1e3 * _mean(delta, "tokenrouter_ready_wait_seconds", name),
+            f"mean_batch.{name}": delta.mean("tokenrouter_batch_size", model=name),
+            f"mean_step_ms.{name}": 1e3 * delta.mean("tokenrouter_step_seconds", model=name),
+            f"mean_wait_ms.{name}": 1e3 * delta.mean("tokenrouter_ready_wait_seconds", model=name),
             f"utilisation.{name}": busy_s / delta.value(TAKEN, model=name),
-            f"mean_handoff_ms.{name}": 1e3 * _mean(delta, "tokenrouter_handoff_seconds", name),
+            f"mean_handoff_ms.{name}": 1e3 * delta.mean("tokenrouter_handoff_seconds", model=name),
         }
         reasons = _shares(delta, "tokenrouter_steps_by_reason", "reason", name)
         figures |= {f"{reason}.{name}": share for reason, share in reasons.items()}
@@ -89,11 +88,6 @@ def between(start: Mark, end: Mark, models: Sequence[str]) -> Window:
         routes={name: _shares(delta, "tokenrouter_routes", "target", name) for name in models},
         figures=figures,
     )
-
-
-def _mean(delta: Scrape, name: str, model: str) -> float:
-    count = delta.value(f"{name}_count", model=model)
-    return delta.value(f"{name}_sum", model=model) / count if count else math.nan
 
 
 def _shares(delta: Scrape, name: str, label: str, model: str) -> dict[str, float]:

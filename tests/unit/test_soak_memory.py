@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 
 import pytest
 
-from perf.load.soak.memory import JUDGED, MEASURES, Growth, Sample, Sampler, growth, look
+from perf.load.soak.memory import JUDGED, MEASURES, Growth, Sample, Watch, growth, look
 from perf.load.soak.run import Outcome
 
 WARM_UP_S = 60.0
@@ -77,11 +76,8 @@ def test_a_look_at_this_process_sees_what_it_allocates() -> None:
 
 
 def test_a_process_that_ends_is_told_once() -> None:
-    gone: list[str] = []
-    sampler = Sampler({"own": os.getpid(), "nobody": 2**22 + 1}, 0.01, gone.append)
-    sampler.start()
-    time.sleep(0.1)
-    sampler.stop()
-    assert gone == ["nobody"]
-    assert {sample.process for sample in sampler.samples} == {"own"}
-    assert len(sampler.samples) >= 2
+    watch = Watch({"own": os.getpid(), "nobody": 2**22 + 1})
+    assert set(watch.look()) == set(watch.look()) == {"own"}
+    assert watch.ended == ["nobody"]
+    assert [sample.process for sample in watch.samples] == ["own", "own"]
+    assert watch.samples[0].at_s <= watch.samples[1].at_s

@@ -37,11 +37,10 @@ def main(
     output: Annotated[Path, typer.Option(help="File to write.")],
     prompts: Annotated[Path, typer.Option(help='JSON lines, each {"prompt": "..."}.')] = PROMPTS,
     max_tokens: Annotated[int, typer.Option(help="Of a response.")] = 160,
-    count: Annotated[int, typer.Option(help="Prompts to take; 0 for all.")] = 0,
     fields: Annotated[str, typer.Option(help='Further input tensors, like {"policy": "r2r"}.')] = "{}",
     format_: Annotated[Format, typer.Option("--format")] = Format.PERF_ANALYZER,
 ) -> None:
-    chosen = read_prompts(prompts)[: count or None]
+    chosen = read_prompts(prompts)
     own = {"max_tokens": max_tokens, "stream": True, "exclude_input_in_output": True, **json.loads(fields)}
     if format_ is Format.PERF_ANALYZER:
         text = json.dumps(tensors(chosen, own), indent=1) + "\n"

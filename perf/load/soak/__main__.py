@@ -16,21 +16,13 @@ import typer
 from perf.command import run
 from perf.load.soak.clients import Workload
 from perf.load.soak.plot import plot
-from perf.load.soak.run import Outcome, Plan, soak
-from perf.rows import Columns, show, shown, table, write_rows
+from perf.load.soak.run import Plan, soak
+from perf.load.soak.table import markdown
+from perf.rows import write_rows
 from tools.load import PROMPTS, read_prompts
 from tools.progress import LateProgress
 from tools.tritonserver.server import TritonServer
 
-_SHOWN: Columns = {
-    "process": ("process", ""),
-    "measure": ("measure", ""),
-    "first third": ("first", ".1f"),
-    "last third": ("last", ".1f"),
-    "growth": ("relative", "+.2%"),
-    "slope per hour": ("slope_per_hour", "+.1f"),
-    "flat": ("flat", ""),
-}
 MIXED = ("", "rstitch", "r2r", "citer", "collm", "query_level", "random")
 
 
@@ -54,29 +46,20 @@ def main(
     workload = Workload(read_prompts(prompts), max_tokens, MIXED if mixed else ("",), cancel_every, watchdog)
     with TritonServer(model_repository) as server, LateProgress() as progress:
         outcome = soak(server, workload, plan, progress)
-    _print(outcome)
+    facts = outcome.facts(plan, workload)
+    print(markdown(facts))
     if csv_path:
         write_rows(csv_path, [sample.row() for sample in outcome.samples])
     if json_path:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(outcome.facts(plan, workload), indent=2) + "\n")
+        json_path.write_text(json.dumps(facts, indent=2) + "\n")
     if image:
-        title = f"{inflight} requests in flight, {outcome.requests.get('stop', 0)} finished"
+        title = f"{inflight} requests in flight, {outcome.requests['stop']} finished"
         plot(outcome.samples, image, title=title, warm_up_s=plan.warm_up_s)
-    raise typer.Exit(1 if outcome.failures else 0)
-
-
-def _print(outcome: Outcome) -> None:
-    reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(outcome.requests.items()))
-    print(
-        f"{outcome.seconds:.0f} s, {sum(outcome.requests.values())} requests ({reasons}), {outcome.tokens} tokens, "
-        f"{outcome.tokens / outcome.seconds:.0f} tokens/s; the longest response took {outcome.longest_s:.2f} s"
-    )
-    show(table(shown({**growth.facts(), "flat": "yes" if growth.flat else "NO"}, _SHOWN) for growth in outcome.growth))
-    for failure in outcome.failures:
-        print(f"FAILED: {failure}")
-    if not outcome.failures:
-        print("all requests answered, no hang, memory flat, all KV returned, no error in the server's log")
+    if outcome.failures:
+        print("\n".join(f"FAILED: {failure}" for failure in outcome.failures))
+        raise typer.Exit(1)
+    print("all requests answered, no hang, memory flat, all KV returned, no error in the server's log")
 
 
 if __name__ == "__main__":

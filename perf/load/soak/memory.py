@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,45 +60,24 @@ def _thread_names(pid: int) -> list[str]:
     return names
 
 
-class Sampler:
-    """Looks at processes every `interval_s` on a thread of its own, between `start` and `stop`.
+class Watch:
+    """Processes by name: a sample of each at every look; those that have `ended` are not looked at again."""
 
-    Args:
-        pids: process ids by name.
-        interval_s: between looks.
-        on_gone: called when a process has ended.
-    """
-
-    def __init__(self, pids: Mapping[str, int], interval_s: float, on_gone: Callable[[str], None]) -> None:
-        self._pids, self._interval_s, self._on_gone = dict(pids), interval_s, on_gone
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids, self._began_s = dict(pids), time.monotonic()
         self.samples: list[Sample] = []
+        self.ended: list[str] = []
 
-    def start(self) -> None:
-        self._started = time.monotonic()
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def newest(self) -> dict[str, Sample]:
-        """The last look at every process."""
-        return {sample.process: sample for sample in list(self.samples)}
-
-    def _run(self) -> None:
-        looks = 0
-        while self._pids:
-            for name, pid in list(self._pids.items()):
-                try:
-                    self.samples.append(Sample(time.monotonic() - self._started, name, look(pid)))
-                except (OSError, psutil.Error):
-                    del self._pids[name]
-                    self._on_gone(name)
-            looks += 1
-            if self._stopping.wait(max(0.0, self._started + looks * self._interval_s - time.monotonic())):
-                return
+    def look(self) -> dict[str, Sample]:
+        newest = {}
+        for name, pid in list(self._pids.items()):
+            try:
+                newest[name] = Sample(time.monotonic() - self._began_s, name, look(pid))
+            except (OSError, psutil.Error):
+                del self._pids[name]
+                self.ended.append(name)
+        self.samples += newest.values()
+        return newest
 
 
 @dataclass(frozen=True)
@@ -107,8 +85,6 @@ class Growth:
     """Whether one measure of one process stayed flat.
 
     Attributes:
-        process: whose.
-        measure: of `MEASURES`.
         first: median of the first third of the time after the warm-up.
         last: median of the last third.
         slope_per_hour: of a straight line through all samples after the warm-up, in the measure's unit.
@@ -136,12 +112,7 @@ class Growth:
 
 
 def growth(samples: Sequence[Sample], *, warm_up_s: float, limit: float) -> list[Growth]:
-    """One `Growth` per process and judged measure.
-
-    Args:
-        samples: of all processes.
-        warm_up_s: what is left out at the beginning.
-        limit: relative growth that still counts as flat; so do 0.5 MiB, 2 descriptors or 2 threads.
+    """One `Growth` per process and judged measure. Flat: up to the limit, or to 0.5 MiB, 2 descriptors or 2 threads.
 
     Raises:
         ValueError: fewer than six samples of a process after the warm-up.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from perf.load.soak.clients import Clients, Served, Workload
-from perf.load.soak.memory import Growth, Sample, Sampler, growth
+from perf.load.soak.memory import Growth, Sample, Watch, growth
 from tools.metrics import busy
 from tools.tritonserver.server import TritonServer
 
@@ -19,13 +20,11 @@ _ERROR_LINE = re.compile(r"^E\d{4} .*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, and what counts as flat.
+    """How long to load the server and to look at its processes.
 
     Attributes:
-        seconds: of load.
-        in_flight: requests that run at once.
-        warm_up_s: not judged.
-        interval_s: between looks at the processes.
+        warm_up_s: is not judged.
+        interval_s: between looks.
         limit: relative growth that counts as flat.
     """
 
@@ -45,8 +44,6 @@ class Outcome(Served):
         hung: clients that never came back.
         held: gauges that did not return to 0.
         log_errors: error lines that the server's log got.
-        samples: of the processes.
-        growth: of the processes.
     """
 
     seconds: float = 0.0
@@ -67,7 +64,7 @@ class Outcome(Served):
             *(str(growth) for growth in self.growth if not growth.flat),
         ]
 
-    def facts(self, plan: Plan, workload: Workload) -> dict[str, object]:
+    def facts(self, plan: Plan, workload: Workload) -> dict[str, Any]:
         """What is kept, without the samples."""
         return {
             "in_flight": plan.in_flight,
@@ -87,40 +84,32 @@ class Outcome(Served):
 
 
 def soak(server: TritonServer, workload: Workload, plan: Plan, report: Callable[[str, float], None]) -> Outcome:
-    """Loads a running server and watches it; afterwards the server is idle again.
-
-    Args:
-        server: the server.
-        workload: what is sent.
-        plan: how long.
-        report: told once a second how far it is.
+    """Loads a running server and watches it; afterwards the server is idle again. Reports at every look how far it is.
 
     Raises:
         ValueError: too short to judge memory.
     """
     outcome, logged = Outcome(), len(server.log_text())
     clients = Clients(server.grpc_url, workload, plan.in_flight, outcome)
-    pids = {"tritonserver": server.pid, **dict(sorted(server.stub_pids().items()))}
-    sampler = Sampler(pids, plan.interval_s, lambda name: outcome.errors.append(f"process {name} ended"))
+    watch = Watch({"tritonserver": server.pid, **dict(sorted(server.stub_pids().items()))})
     started = time.monotonic()
-    sampler.start()
     clients.start()
-    while (elapsed := time.monotonic() - started) < plan.seconds and not outcome.errors:
-        report(_progress(outcome, sampler), elapsed / plan.seconds)
-        time.sleep(min(1.0, plan.seconds - elapsed))
-    sampler.stop()
+    while (elapsed := time.monotonic() - started) < plan.seconds and not (outcome.errors or watch.ended):
+        report(_progress(outcome, watch.look()), elapsed / plan.seconds)
+        time.sleep(min(plan.interval_s, plan.seconds - elapsed))
     outcome.seconds = time.monotonic() - started
     outcome.hung = clients.stop()
-    outcome.samples = sampler.samples
+    outcome.errors += [f"process {name} ended" for name in watch.ended]
+    outcome.samples = watch.samples
     if not outcome.errors:
         outcome.held = _held(server)
-        outcome.growth = growth(sampler.samples, warm_up_s=plan.warm_up_s, limit=plan.limit)
+        outcome.growth = growth(watch.samples, warm_up_s=plan.warm_up_s, limit=plan.limit)
     outcome.log_errors = _ERROR_LINE.findall(server.log_text()[logged:])
     return outcome
 
 
-def _progress(served: Served, sampler: Sampler) -> str:
-    memory = ", ".join(f"{name} {look.values['rss_mib']:.1f}" for name, look in sampler.newest().items())
+def _progress(served: Served, newest: Mapping[str, Sample]) -> str:
+    memory = ", ".join(f"{name} {sample.values['rss_mib']:.1f}" for name, sample in newest.items())
     return f"{served.requests.total()} requests, {served.tokens} tokens, MiB: {memory}"
 
 
