@@ -1,25 +1,18 @@
-"""The TensorRT-LLM adapter: what it refuses, what it survives, and what becomes of its visits."""
+"""The TensorRT-LLM adapter: what becomes of its visits, and which policies it refuses."""
 
 from __future__ import annotations
 
 import json
-import logging
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorrt_llm
 from tensorrt_llm import _behaviour
 
-from tests.contract.deployments import BLOCK, DEMO, ROOT, TENSORRT_LLM, TORCH, deployment
-from tokenrouter.engines import load_tensorrt_llm
-from tokenrouter.engines.base import Placement
-from tokenrouter.engines.tensorrt_llm.environment import clean_environment
-from tokenrouter.errors import ConfigError, EngineFailed, InvalidRequest, PolicyFailed
+from tests.contract.deployments import BLOCK, ROOT, TENSORRT_LLM, TORCH, deployment
+from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
 from tokenrouter.offline import TokenRouter
 from tokenrouter.response import Result
 from tools.demo_models.task import load_problems
@@ -213,35 +206,6 @@ def test_log_probabilities_are_refused(router: TokenRouter) -> None:
         router.generate(PROMPTS[:1], max_tokens=4, policy="single", return_log_probs=True)
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"beam_widht": 2}, "beam_widht is no argument of TensorRT-LLM"),
-        ({"kv_cache_config": {"max_tokens": 4096, "tokens_per_blok": 16}}, r"kv_cache_config\.tokens_per_blok"),
-        ({"disable_overlap_scheduler": False}, "history that lags"),
-        ({"speculative_config": {"decoding_type": "NGram"}}, "speculative decoding"),
-        ({"max_beam_width": 4}, "one sequence"),
-        ({"batch_wait_timeout_ms": 5}, "stall every step"),
-        ({"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}, "skips the router"),
-        ({"kv_cache_config": {"max_tokens": 4096, "enable_block_reuse": False}}, "whole history again"),
-        ({"kv_cache_config": {}}, r"kv_cache_config\.max_tokens is missing"),
-        ({"max_num_tokens": 64, "enable_chunked_prefill": False}, "need enable_chunked_prefill"),
-        ({"handoff_ids": [3, 3]}, "handoff_ids"),
-        ({"handoff_ids": [262]}, r"\[0, 262\)"),
-        ({"handoff_ids": "258"}, "handoff_ids"),
-        ({"gpus": [-1.5]}, "gpus"),
-        ({"router_token": "best"}, "router_token"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], says: str) -> None:
-    options = {key: value for key, value in {**TENSORRT_LLM, **changes}.items() if key != "engine"}
-    with pytest.raises(ConfigError, match=f"model.yaml: .*{says}"):
-        load_tensorrt_llm(DEMO / "small" / "1", options, Placement())
-
-
 @pytest.mark.parametrize(
     ("policy", "params", "says"),
     [
@@ -270,131 +234,3 @@ def test_the_large_model_of_one_token_policies_needs_no_reserved_ids(tmp_path: P
     with TokenRouter.from_repository(deployment(tmp_path, per_model={"large": {"handoff_ids": []}})) as router:
         results = generate(router, "random", {"p": 0.3})
         assert sum(result.handoffs for result in results) > 0
-
-
-def test_unused_ids_are_found_by_themselves(tmp_path: Path) -> None:
-    from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
-
-    folder = tmp_path / "wide"
-    folder.mkdir()
-    (folder / "tokenizer.json").symlink_to(DEMO / "small" / "1" / "tokenizer.json")
-    described = json.loads((DEMO / "small" / "1" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**described, "vocab_size": 272}))
-    config = TensorRtLlmConfig.from_mapping(folder, {"kv_cache_config": {"max_tokens": 4096}})
-    assert config.own.handoff_ids == tuple(range(262, 272))
-    assert (config.info.max_context, config.info.block_tokens, config.info.kv_blocks) == (1024, 32, 128)
-    assert config.arguments["disable_overlap_scheduler"] is True
-
-
-# --- the library -----------------------------------------------------------------------------------------------------
-
-
-def test_what_a_visit_asks_of_the_library(router: TokenRouter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole history each time, one salt for all, blocks worth keeping, and no work for its own sampler."""
-    whole, calls = tensorrt_llm.LLM.generate_async, []
-
-    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        calls.append((args, kwargs))
-        return whole(self, *args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tensorrt_llm.LLM, "generate_async", noted)
-        patch.setattr(
-            router._driver.subservers["small"].engine._library, "_offered", {"cache_salt", "kv_cache_retention_config"}
-        )
-        (result,) = router.generate(
-            PROMPTS[:1],
-            max_tokens=6,
-            policy="scripted",
-            policy_params='{"writers": [0, 1], "trigger": "keep"}',
-            temperature=0.5,
-            seed=1,
-        )
-    prompt = router._driver.entry.tokenizer.encode(PROMPTS[0]).ids
-    histories = [args[0]["prompt_token_ids"] for args, _ in calls]
-    assert histories == [[*prompt, *result.tokens[:count]] for count in range(6)]
-    assert len({kwargs["cache_salt"] for _, kwargs in calls}) == 1
-    for _, kwargs in calls:
-        retention, params = kwargs["kv_cache_retention_config"], kwargs["sampling_params"]
-        assert retention.decode_retention_priority == 100
-        assert [(r.token_start, r.token_end, r.priority) for r in retention.token_range_retention_configs] == [
-            (0, None, 100)
-        ]
-        assert (params.top_k, params.detokenize, params.end_id) == (1, False, 256)
-        assert kwargs["streaming"] is True
-
-
-def test_keywords_that_a_version_lacks_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = tensorrt_llm.LLM.generate_async
-
-    def older(self: Any, inputs: Any, sampling_params: Any = None, streaming: bool = False) -> Any:
-        return whole(self, inputs, sampling_params=sampling_params, streaming=streaming)
-
-    monkeypatch.setattr(tensorrt_llm.LLM, "generate_async", older)
-    with caplog.at_level(logging.WARNING), TokenRouter.from_repository(deployment(tmp_path)) as router:
-        assert generate(router, "rstitch")
-    assert "generate_async has no cache_salt" in caplog.text
-    assert "generate_async has no kv_cache_retention_config" in caplog.text
-
-
-def test_a_prompt_that_the_engine_refuses_fails_its_request_with_the_reason(
-    router: TokenRouter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise ValueError("The prompt is not to my liking")
-
-    with monkeypatch.context() as patch:
-        # What a library says is told as it is.
-        patch.setattr(type(router._driver.subservers["small"].engine._library._llm), "generate_async", refuses)
-        with pytest.raises(EngineFailed, match="ValueError: The prompt is not to my liking"):
-            generate(router, "single")
-    assert_idle(router)
-
-
-def test_an_executor_that_fails_a_step_fails_its_requests(router: TokenRouter, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenrouter.engines.tensorrt_llm.visits import WorkerVisit
-
-    def fails(self: Any, row: Any, history: Any) -> Any:
-        raise RuntimeError("device lost")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(WorkerVisit, "choose", fails)
-        with pytest.raises(EngineFailed, match="device lost"):
-            generate(router, "single")
-    assert_idle(router)
-    assert generate(router, "single")
-
-
-def test_a_launchers_job_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_SIZE"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    import os
-
-    clean_environment(())
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-    clean_environment((2, 3))
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert not [name for name in os.environ if name.startswith(("OMPI_", "PMIX_", "PMI_"))]
-
-
-def test_nothing_imports_the_library_before_a_model_loads() -> None:
-    code = (
-        "import pkgutil, importlib, sys, tokenrouter\n"
-        "for module in pkgutil.walk_packages(tokenrouter.__path__, 'tokenrouter.'):\n"
-        "    if '.triton' not in module.name:\n"
-        "        importlib.import_module(module.name)\n"
-        "assert 'tensorrt_llm' not in sys.modules\n"
-        "from pathlib import Path\n"
-        "from tokenrouter.engines import load_tensorrt_llm\n"
-        "from tokenrouter.engines.base import Placement\n"
-        "try:\n"
-        "    options = {'kv_cache_config': {'max_tokens': 4096}}\n"
-        f"    load_tensorrt_llm(Path({str(DEMO / 'small' / '1')!r}), options, Placement())\n"
-        "except Exception as exc:\n"
-        "    print(type(exc).__name__, exc)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
-    assert done.stdout.startswith("ConfigError engine tensorrt_llm: the package cannot be imported")

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tokenrouter.engines.base import EngineInfo, VisitNews
@@ -36,6 +37,11 @@ class BackgroundEngine:
     def info(self) -> EngineInfo:
         """Facts about the engine; constant after construction."""
         return self._info
+
+    def resize(self, blocks: int) -> None:
+        """The pool has that many blocks; before anything is leased."""
+        self._info = replace(self._info, kv_blocks=blocks)
+        self._ledger = Ledger(self._info)
 
     @property
     def blocks_leased(self) -> int:
@@ -77,15 +83,20 @@ class BackgroundEngine:
         """Runs `function(*args)` in the loop, after everything that was asked for before."""
         self._loop.call_soon_threadsafe(function, *args)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a coroutine; to be called in the loop."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine in the loop and waits for it; to be called outside the loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def beside(self, function: Callable[[], T]) -> T:
         """Runs a function that blocks in a thread beside the loop, and waits for it."""
-        return asyncio.run_coroutine_threadsafe(asyncio.to_thread(function), self._loop).result()
+        return self.wait_for(asyncio.to_thread(function))
 
     @property
     def alive(self) -> bool:

@@ -46,19 +46,24 @@ DEFAULTS: dict[str, Any] = {
     "max_batch_size": 32,
     "max_num_tokens": 8192,
     "disable_overlap_scheduler": True,
+    "enable_chunked_prefill": True,
     "kv_cache_config": {
         "tokens_per_block": 32,
         "enable_block_reuse": True,
         "enable_partial_reuse": True,
         "copy_on_partial_reuse": True,
     },
-    "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
+    "scheduler_config": {
+        "capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
+        "context_chunking_policy": "EQUAL_PROGRESS",
+    },
 }
 
 # What may not differ from its value here, and why.
 _FIXED: dict[str, tuple[Any, str]] = {
     "skip_tokenizer_init": (True, "token ids go in and out"),
     "disable_overlap_scheduler": (True, "with it the router is shown a history that lags one token"),
+    "enable_chunked_prefill": (True, "whoever comes behind a history that does not fit into a step would wait as well"),
     "max_beam_width": (1, "a routed response is one sequence"),
     "speculative_config": (None, "logits processors, and so the router, do not work with speculative decoding"),
     "batch_wait_timeout_ms": (0, "it would stall every step of a running batch; delayed batching is done in front"),
@@ -98,8 +103,6 @@ class TensorRtLlmConfig:
         described = read_json(checkpoint / "config.json")
         max_context = arguments.get("max_seq_len") or described.get("max_position_embeddings")
         arguments.update(model=str(checkpoint), max_seq_len=max_context)
-        # A history of any length may have to be resumed.
-        arguments.setdefault("enable_chunked_prefill", (max_context or 0) > arguments["max_num_tokens"])
         for problem in (*unknown(arguments), *_refused(arguments)):
             raise ConfigError(f"model.yaml: {problem}")
         block_tokens = int(arguments["kv_cache_config"]["tokens_per_block"])
@@ -121,7 +124,8 @@ def unknown(arguments: Mapping[str, Any]) -> Iterator[str]:
     tables = [("", "TorchLlmArgs", arguments)]
     tables += [(f"{key}.", name, arguments.get(key) or {}) for key, name in NESTED.items()]
     for prefix, name, table in tables:
-        known = facts.surface(f"tensorrt_llm.llmapi.{name}").names
+        # What is not known to be in this release is left out at load, with a warning, where it is not.
+        known = {parameter.name for parameter in facts.surface(f"tensorrt_llm.llmapi.{name}").parameters}
         offered = ", ".join(sorted({*known, *(() if prefix else OWN_KEYS)}))
         for key in table:
             if key not in known:
@@ -135,11 +139,8 @@ def _refused(arguments: Mapping[str, Any]) -> Iterator[str]:
         value = table.get(inner or key, only)
         if str(value) != str(only):
             yield f"{path} is {value!r}, but has to be {only!r}: {why}"
-    length, step = arguments["max_seq_len"], arguments["max_num_tokens"]
-    if not length:
+    if not arguments["max_seq_len"]:
         yield "max_seq_len is missing, and config.json has no max_position_embeddings"
-    elif length > step and not arguments["enable_chunked_prefill"]:
-        yield f"max_num_tokens ({step}) is below max_seq_len ({length}): longer histories need enable_chunked_prefill"
     if not arguments["kv_cache_config"].get("max_tokens"):
         yield "kv_cache_config.max_tokens is missing; requests are admitted by it (tools.kv_budget computes it)"
 

@@ -1,17 +1,34 @@
-"""What a process needs before it imports a library that starts MPI jobs and opens GPUs."""
+"""What a process needs before it imports a library that starts MPI jobs and opens GPUs.
+
+MPI workers inherit the environment, and the device files that are open, of the process that spawns them. So this comes
+before the first `import tensorrt_llm`, which opens every GPU that it can see.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-# Of a launcher above us; with them the library would take part in its MPI job instead of starting one.
-_JOB_VARIABLES = ("OMPI_", "PMIX_", "PMI_")
+# Of the MPI job that Triton may be part of: with them the library would take part in that job instead of starting one.
+# Configuration (OMPI_MCA_*, PMIX_MCA_*) stays. The list is that of NVIDIA's own models, in
+# triton_backend/all_models/llmapi/tensorrt_llm/1/model.py.
+JOB_VARIABLES = frozenset(
+    (
+        *(f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_SIZE", "LOCAL_RANK", "NODE_RANK")),
+        *(f"OMPI_{name}" for name in ("UNIVERSE_SIZE", "FIRST_RANKS", "APP_CTX_NUM_PROCS")),
+        *(f"PMIX_SERVER_{name}" for name in ("URI", "URI2", "URI21", "URI3", "TMPDIR")),
+        *(f"PMIX_{name}" for name in ("RANK", "NAMESPACE", "SYSTEM_TMPDIR", "SECURITY_MODE", "VERSION", "HOSTNAME")),
+        *(f"PMIX_{name}_MODULE" for name in ("GDS", "BFROPS", "PTL")),
+        *(f"PMI_{name}" for name in ("RANK", "SIZE", "FD", "SPAWNED", "APPNUM")),
+    )
+)
+JOB_PREFIXES = ("OMPI_MCA_orte_", "ORTE_")
 
 
 def clean_environment(gpus: Sequence[int]) -> None:
     """Prepares this process for the import: no foreign MPI job, and only the model's GPUs."""
-    for name in [name for name in os.environ if name.startswith(_JOB_VARIABLES)]:
+    for name in [name for name in os.environ if name in JOB_VARIABLES or name.startswith(JOB_PREFIXES)]:
         del os.environ[name]
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        # From 1.3 on the second one is what reaches workers.
+        os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["TRTLLM_VISIBLE_DEVICES"] = ",".join(map(str, gpus))

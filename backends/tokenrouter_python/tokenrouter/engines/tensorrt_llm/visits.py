@@ -1,16 +1,14 @@
 """A visit inside the worker of an engine that owns its loop: tokens are chosen and the policy is asked there.
 
 The engine gives a row of logits after every forward pass of the request and takes the id to write next. Nothing but
-such ids finds its way back, so ids are reserved: one per model, that ends the visit in favour of that model. A request
-that leaves gets it at once if the policy discards its token, else one step later. The id at the place of the visit's
-own model says that the policy failed.
+such ids finds its way back, so ids are reserved (`ControlIds`). A request that leaves gets the id of its target at once
+if the policy discards its token, else one step later.
 
 The token is chosen by `tokenrouter.sampling`, so penalties, bad words and seeds work as with every other engine.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,8 +28,59 @@ from tokenrouter.subserver.sequence import ModelSequence
 if TYPE_CHECKING:
     from torch import Tensor
 
-log = logging.getLogger(__name__)
 _policies: dict[tuple[Any, ...], PolicyCache] = {}
+
+
+class ControlIds(msgspec.Struct, frozen=True, array_like=True):
+    """Ids that the model never means, by which a visit ends.
+
+    Attributes:
+        targets: by index of the model that goes on; at this model's own index, the id for a policy that failed. Empty
+            if nobody leaves this model by decision.
+        end: the only id at which the engine ends the request, and that of the target met most: the first other model.
+            Any other id that ends the visit, an end id of the response included, is followed by it, one step later. By
+            itself it says that the visit failed, if there are no targets. None if the model has no such id; then the
+            engine ends the request at the end ids of the response.
+        failed: says that something failed.
+    """
+
+    targets: tuple[int, ...] = ()
+    end: int | None = None
+    failed: int | None = None
+
+    @classmethod
+    def of(cls, policy: Policy, model: str, unused: Sequence[int]) -> ControlIds:
+        """Those of a policy's requests.
+
+        Args:
+            policy: of the request.
+            model: where it is.
+            unused: ids that the model never means.
+
+        Raises:
+            ConfigError: there are too few.
+        """
+        if not policy.decides(model):
+            first = next(iter(unused), None)
+            return cls((), first, first)
+        needed = len(policy.models)
+        if len(unused) < needed:
+            raise ConfigError(
+                f"model {model!r}: policy {policy.name!r} ends visits by {needed} token ids that mean nothing else, "
+                f"and {len(unused)} are known to be unused; name some as handoff_ids in model.yaml, such as reserved "
+                "tokens"
+            )
+        targets, own = tuple(unused[:needed]), policy.models.index(model)
+        return cls(targets, targets[0 if own else 1], targets[own])
+
+    @property
+    def all(self) -> set[int]:
+        """Every one of them."""
+        return {*self.targets, *(() if self.end is None else (self.end,))}
+
+    def closing(self, end_ids: Sequence[int]) -> frozenset[int]:
+        """What `end` follows, in a response with these end ids."""
+        return frozenset() if self.end is None else frozenset({*end_ids, *self.targets} - {self.end})
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +90,6 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
         checkpoint: folder whose tokenizer policies may use.
         directory: of the deployment, for paths in policy parameters.
         banned: ids never chosen, reserved ones included.
-        handoff_ids: by index of the target; at this model's own index, the id for a failed policy.
         decides: whether the policy is asked; otherwise the visit only ends by its limit or with the response.
         mark: column where the model's own graph says that the request leaves, or None.
         marked: whether this visit follows that mark, rather than asking the policy.
@@ -59,21 +107,14 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
     limit: int | None
     then: str
     banned: tuple[int, ...]
-    handoff_ids: tuple[int, ...]
+    ids: ControlIds
     decides: bool
     mark: int | None
     marked: bool
 
     @classmethod
-    def of(cls, sequence: ModelSequence, *, checkpoint: Path, reserved: tuple[int, ...], mark: int | None) -> Task:
-        """The visit that begins now.
-
-        Args:
-            sequence: when it has arrived; copies are taken.
-            checkpoint: the model's folder.
-            reserved: see `handoff_ids`.
-            mark: see `mark`.
-        """
+    def of(cls, sequence: ModelSequence, *, checkpoint: Path, ids: ControlIds, mark: int | None) -> Task:
+        """The visit that begins now, of a sequence that has arrived; copies are taken."""
         policy, model = sequence.policy, sequence.model
         assert sequence.spec is not None
         limit = None if sequence.then == model else sequence.visit_limit
@@ -89,8 +130,8 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
             state=copy_state(sequence.state),
             limit=limit,
             then=sequence.then,
-            banned=tuple({*sequence.banned, *reserved}),
-            handoff_ids=reserved,
+            banned=tuple({*sequence.banned, *ids.all}),
+            ids=ids,
             decides=policy.decides(model) and limit != 1,
             mark=mark,
             marked=policy.needs_hidden(model),
@@ -103,7 +144,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
     def handoff_id(self, target: str) -> int:
         """The reserved id of a target."""
-        return self.handoff_ids[self.models.index(target)]
+        return self.ids.targets[self.models.index(target)]
 
 
 class WorkerVisit:
@@ -117,6 +158,7 @@ class WorkerVisit:
     def __init__(self, task: Task, history: Sequence[int]) -> None:
         self._task = task
         self._start = len(history)
+        self._closing = task.ids.closing(task.sampling.end_ids)
         self._sequence: ModelSequence | None = None
         # Length of the history at which a kept token was chosen that the hand-off follows, and the hand-off's id.
         self._after: tuple[int, int] | None = None
@@ -128,20 +170,16 @@ class WorkerVisit:
         from the history, and a second call with the same one starts over.
         """
         task = self._task
-        with torch.inference_mode():
-            try:
-                return self._choose(row, history)
-            except Exception:
-                if not task.decides:
-                    raise  # no id is reserved to say so, and the sampler does not fail
-                log.exception("policy %s failed at %s", task.policy.name, task.model)
-                return _only(task.handoff_id(task.model), row)
-
-    def _choose(self, row: Tensor, history: Sequence[int]) -> Tensor:
-        task = self._task
+        if len(history) > self._start and history[-1] in self._closing:
+            return _only(task.ids.end, row)
         if self._after is not None and self._after[0] < len(history):
             return _only(self._after[1], row)
         self._after = None
+        with torch.inference_mode():
+            return self._choose(row, history)
+
+    def _choose(self, row: Tensor, history: Sequence[int]) -> Tensor:
+        task = self._task
         sequence = self._caught_up(history, str(row.device))
         leaves = None
         if task.mark is not None:
@@ -193,7 +231,7 @@ class WorkerVisit:
         return sequence
 
 
-def _only(token: int, row: Tensor) -> Tensor:
+def _only(token: int | None, row: Tensor) -> Tensor:
     return torch.tensor([token], device=row.device)
 
 
@@ -220,23 +258,3 @@ def _policy(task: Task, device: str) -> Policy:
         context = PolicyContext(task.models, task.directory, tokenizer=tokenizer, device=device)
         _policies[key] = PolicyCache(context)
     return _policies[key].get(task.policy)
-
-
-def reserved_ids(policy: Policy, model: str, unused: Sequence[int]) -> tuple[int, ...]:
-    """The ids that mean a policy's models, by index; none if nobody leaves this model by decision.
-
-    Args:
-        policy: of the request.
-        model: where it is.
-        unused: ids that the model never means.
-
-    Raises:
-        ConfigError: there are too few.
-    """
-    needed = len(policy.models) if policy.decides(model) else 0
-    if len(unused) < needed:
-        raise ConfigError(
-            f"model {model!r}: policy {policy.name!r} ends visits by {needed} token ids that mean nothing else, and "
-            f"{len(unused)} are known to be unused; name some as handoff_ids in model.yaml, such as reserved tokens"
-        )
-    return tuple(unused[:needed])

@@ -67,6 +67,7 @@ class ProcessWorker:
             while True:
                 self._post(pickle.loads(self._connection.recv_bytes()))
         self._post([])
+        self._process.wait()
 
 
 def _start() -> tuple[subprocess.Popen[bytes], Connection[Any, Any]]:

@@ -106,7 +106,8 @@ class Scheduler:
     def _divide(self, contexts: list[Active], budget: int) -> None:
         """Sets chunks of prompts that do not fit together, in whole blocks unless a prompt ends."""
         size = self._model.info.block_tokens
-        policy = getattr(self._args.scheduler_config.context_chunking_policy, "name", None)
+        given = self._args.scheduler_config.context_chunking_policy
+        policy = getattr(given, "name", given)
         for active in contexts:
             active.chunk = 0
         if policy != "EQUAL_PROGRESS" or not _behaviour.true("equal_progress"):
