@@ -286,7 +286,7 @@ def test_an_end_of_the_response_is_followed_by_the_id_that_ends_the_request(
     router: TokenRouter, asked: list[Any]
 ) -> None:
     """Once per response, unseen by anybody, and not at all where the limit comes with it."""
-    numbers = router.statistics["small"]
+    numbers = router.statistics["small"].cache
     before = numbers.surplus_tokens
     (result,) = router.generate(PROMPTS[:1], max_tokens=200, policy="single")
     length = len(result.tokens)
