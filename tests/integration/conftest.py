@@ -1,4 +1,4 @@
-"""The shared server, who watches it, and which tests may run side by side."""
+"""The shared server, who watches it, what may be left of it, and which tests may run side by side."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.echo import WriteModel, write_model
+from tests.support.leftovers import nothing_left
 from tests.support.servers import offline, shared, shared_repository
 from tests.support.watch import pytest_runtest_setup, pytest_runtest_teardown
 
-__all__ = ["offline", "pytest_runtest_setup", "pytest_runtest_teardown", "shared", "shared_repository"]
+__all__ = ["nothing_left", "offline", "pytest_runtest_setup", "pytest_runtest_teardown", "shared", "shared_repository"]
 
 
 _LONGEST_FIRST = ("shared", "test_server_tensorrt_llm", "test_server_lifecycle", "test_scheduling", "test_readme")

@@ -1,8 +1,10 @@
-"""A shared server that dies is named at the one test in which it died, and the next test has a new one."""
+"""The harness of these tests: who is blamed when a shared server dies, and what a session may leave behind."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ from tests.support.echo import WriteModel
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-_CONFTEST = """
+_WATCHED = """
 import pytest
 from tests.support.watch import WATCH, pytest_runtest_setup, pytest_runtest_teardown
 from tools.tritonserver.server import TritonServer
@@ -24,7 +26,7 @@ def server():
     with WATCH.over(TritonServer({repository!r})) as running:
         yield running
 """
-_TESTS = """
+_DEATHS = """
 import os, signal
 from tests.support.echo import echo
 from tests.support.waiting import ended, until
@@ -54,15 +56,32 @@ def test_that_stops_it_is_not_blamed(server):
 """
 
 
-def test_who_is_blamed_and_what_is_said(tmp_path: Path, write_model: WriteModel) -> None:
-    (tmp_path / "conftest.py").write_text(_CONFTEST.format(repository=str(write_model())))
-    (tmp_path / "test_inner.py").write_text(_TESTS)
-    # The importable folder is the project's; pytest's settings and hooks of the outer run stay out of it.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", str(tmp_path)]
+_LEAVES = """
+import subprocess, tempfile
+
+def test_cleans_up():
+    tempfile.TemporaryDirectory(prefix="removed-").cleanup()
+
+def test_does_not():
+    tempfile.mkdtemp(prefix="forgotten-")
+    subprocess.Popen(["sleep", "60"])
+"""
+
+
+def run(folder: Path, conftest: str, tests: str) -> str:
+    """What pytest says of tests of its own: the project's modules are there, its settings and hooks are not."""
+    (folder / "conftest.py").write_text(conftest)
+    (folder / "test_inner.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull]
+    command += [f"--basetemp={folder / 'base'}", str(folder)]
     env = {**os.environ, "COLUMNS": "1000"}  # the summary's lines are cut at the terminal's width
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
-    said = done.stdout
-    assert "1 failed, 5 passed, 2 errors" in said, said + done.stderr
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_shared_server_that_dies_is_blamed_on_one_test_and_replaced(tmp_path: Path, write_model: WriteModel) -> None:
+    said = run(tmp_path, _WATCHED.format(repository=str(write_model())), _DEATHS)
+    assert "1 failed, 5 passed, 2 errors" in said, said
     summary = said[said.index("short test summary") :]
     assert summary.count("the server died during this test") == 2
     (server,) = (line for line in summary.splitlines() if "ERROR" in line and "test_server_dies" in line)
@@ -71,3 +90,14 @@ def test_who_is_blamed_and_what_is_said(tmp_path: Path, write_model: WriteModel)
     assert "Started HTTPService" in said
     (model,) = (line for line in summary.splitlines() if "ERROR" in line and "test_model_dies" in line)
     assert "model 'echo' (process " in model
+
+
+def test_what_a_session_leaves_behind_is_named(tmp_path: Path) -> None:
+    said = run(tmp_path, "from tests.support.leftovers import nothing_left", _LEAVES)
+    assert "2 passed, 1 error" in said, said
+    left = next(line for line in said.splitlines() if "this session of tests leaves behind" in line)
+    process = re.search(r"process (\d+) \(sleep 60\)", left)
+    assert process
+    os.kill(int(process[1]), signal.SIGKILL)
+    assert "forgotten-" in left
+    assert "removed-" not in left
