@@ -21,7 +21,7 @@ def test_a_comparison_through_the_real_server_writes_rows_table_and_plot(
         inflight=[2],
         systems=[OURS, "lock-step"],
         scale=256,
-        seconds=0.5,
+        seconds=1.5,
         warm_up=0.2,
         csv=path,
         plot=tmp_path / "plot.png",

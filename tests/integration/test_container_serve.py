@@ -122,7 +122,7 @@ def container() -> Iterator[Container]:
             )  # fmt: skip
         running = Container(process, home, ports[0], stale)
         try:
-            until(running.ready, within_s=90, what="ready")
+            until(running.ready, within_s=240, what="ready")
             yield running
         finally:
             process.kill()

@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.echo import WriteModel, echo
 from tests.support.servers import shared_memory
-from tests.support.waiting import ended, until
+from tests.support.waiting import PATIENCE_S, ended, until
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import Ports, free_port
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
@@ -45,7 +45,7 @@ def launcher(*arguments: str, home: Path) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             process.terminate()
-        process.communicate(timeout=40)
+        process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ class TestServer:
 class TestLauncher:
     def test_check_serves_and_stops(self, write_model: WriteModel, free_ports: list[str], home: Path) -> None:
         with launcher("--check", f"--model-repository={write_model()}", *free_ports, home=home) as process:
-            output = process.communicate(timeout=90)[0]
+            output = process.communicate(timeout=2 * PATIENCE_S)[0]
         assert process.returncode == 0, output
         assert "echo loaded after" in output
         assert list(home.iterdir()) == []
@@ -163,7 +163,7 @@ class TestLauncher:
             assert shared_memory(folder)
             assert stubs
             process.send_signal(number)
-            output = process.communicate(timeout=40)[0]
+            output = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == 0, output
         assert all(ended(child.pid) for child in (server, *stubs))
         assert shared_memory(folder) == []
@@ -178,7 +178,7 @@ class TestLauncher:
             until(began.exists, what="the model loads")
             server, folder = server_of(process), run_dir_in(home)
             process.terminate()
-            process.communicate(timeout=40)
+            process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert ended(server.pid)
         assert shared_memory(folder) == []
@@ -189,7 +189,7 @@ class TestLauncher:
     ) -> None:
         repository = write_model("broken", initialize="raise ValueError('no [weights] here')")
         with launcher(f"--model-repository={repository}", *free_ports, home=home) as process:
-            output = process.communicate(timeout=90)[0]
+            output = process.communicate(timeout=2 * PATIENCE_S)[0]
         assert process.returncode == 1
         assert "model 'broken' does not load" in output
         assert "ValueError: no [weights] here" in output
@@ -199,7 +199,7 @@ class TestLauncher:
         with launcher(f"--model-repository={write_model()}", *free_ports, home=home) as process:
             read_until(process, "Ctrl-C stops")
             server_of(process).kill()
-            output = process.communicate(timeout=40)[0]
+            output = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == 1
         assert "ended by itself" in output
         assert list(home.iterdir()) == []
@@ -225,7 +225,7 @@ class TestLauncher:
         with launcher(
             f"--model-repository={write_model()}", *free_ports, "--", "--no-such-option=1", home=home
         ) as process:
-            output = process.communicate(timeout=40)[0]
+            output = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == 1
         assert "no-such-option" in output
 

@@ -77,7 +77,7 @@ def _run(example: Example, server: TritonServer) -> str:
         code += f" --url {server.grpc_url}"
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     arguments = ["bash", "-c", code] if example.kind == "console" else [sys.executable, "-c", code]
-    done = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -209,12 +209,12 @@ def until_first(messages: list[Message], request_id: str) -> list[Message]:
 
 
 def test_a_burst_gets_its_first_tokens_before_anybody_goes_far(server: TritonServer) -> None:
-    names = [f"{i}" for i in range(16)]
+    names = [f"{i}" for i in range(32)]
     with GrpcStream(server) as call:
         for i, name in enumerate(names):
             fields = {"text_input": "x" * 40, "max_tokens": 400, "stream": True, "seed": i}
             call.send(fields, request_id=name)
-        until(lambda: all(call.of(name) for name in names), what="16 first tokens")
+        until(lambda: all(call.of(name) for name in names), what="32 first tokens")
         earlier = max((until_first(call.messages, name) for name in names), key=len)
     most = max(written(earlier, name) for name in names)
     print(f"{most} tokens at most before the last of the first tokens")

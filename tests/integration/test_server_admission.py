@@ -127,12 +127,3 @@ def test_a_request_that_can_never_fit_is_refused_at_once_with_model_and_limit(sh
     assert "'large'" in error
     assert "KV pool" in error
     assert answer(shared, text_input="abc", max_tokens=4, exclude_input_in_output=True)["text_output"] == "abc"
-
-
-def test_a_burst_starts_at_once(shared: TritonServer) -> None:
-    """Nobody waits for another's end."""
-    with GrpcStream(shared) as call:
-        for i in range(32):
-            call.send({"text_input": PROMPT, "max_tokens": len(PROMPT), "stream": True}, request_id=str(i))
-        until(lambda: {message.request_id for message in call.messages} == {*map(str, range(32))}, what="32 streams")
-        assert not any(message.final for message in call.messages)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.grpc_calls import GrpcStream, grpc_error
-from tests.support.http_calls import RESPONSE_ERROR, answer, generate, refusal, stream
-from tests.support.servers import CONTEXT, RAISES, ROUTED_POOL
+from tests.support.http_calls import answer, generate, refusal, stream
+from tests.support.servers import CONTEXT, ROUTED_POOL
 from tests.support.waiting import until, wait_idle
 from tools.tritonserver.server import TritonServer
 
@@ -347,11 +346,3 @@ def test_one_id_for_two_requests_and_cancel_of_one(shared: TritonServer) -> None
         messages = kept.wait("same")
     assert "".join(message.text for message in messages) == "k" * 400
     assert "".join(message.text for message in retried) == "r" * 9
-
-
-def test_a_policy_that_raises_is_no_bad_input(shared: TritonServer) -> None:
-    status, message = refusal(
-        shared, **{**GOOD, "max_tokens": 5}, policy=RAISES, policy_params=json.dumps({"position": 2})
-    )
-    assert status == RESPONSE_ERROR
-    assert "raises_at" in message
