@@ -51,14 +51,13 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a window.")] = 10.0,
     repeats: Annotated[int, typer.Option(min=1, help="Windows; the median is reported.")] = 3,
     warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds before the first window.")] = 2.0,
-    stream: Annotated[bool, typer.Option(help="Clients get every token.")] = True,
     whole_step: Annotated[bool, typer.Option("--whole-step", help="The profile's times are of whole steps.")] = False,
     simulate: Annotated[bool, typer.Option("--simulate", help="Add the simulator's throughput.")] = False,
     seed: Annotated[int, typer.Option(help="Of the responses.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Also write this file.")] = None,
 ) -> None:
-    loaded, plan = load_profile(profile), Plan(warm_up, seconds, repeats, stream, seed)
+    loaded, plan = load_profile(profile), Plan(warm_up, seconds, repeats, seed)
     if trace is None:
         loaded = routed(loaded, policy, leave_rate=leave_rate, return_rate=return_rate)
     else:

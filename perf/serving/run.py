@@ -31,7 +31,6 @@ class Plan:
         warm_up_s: before the first window of every number in flight.
         seconds: length of a window.
         repeats: windows, one after the other.
-        stream: whether clients get every token, or the whole response at its end.
         seed: of the responses and their prompts; the routing follows from one or the other.
         scripts: `policy_params` of the responses, in turn; empty for those of the deployment.
     """
@@ -39,7 +38,6 @@ class Plan:
     warm_up_s: float = 2.0
     seconds: float = 10.0
     repeats: int = 3
-    stream: bool = True
     seed: int = 1
     scripts: tuple[str, ...] = ()
 
@@ -50,7 +48,7 @@ class Plan:
         """The request number `index`: endless, with a prompt and a seed of its own."""
         fields = {"policy_params": self.scripts[index % len(self.scripts)]} if self.scripts else {}
         seed = self._number(index)
-        return request_bytes(ENTRY, self.prompt(index), max_tokens=ENDLESS, seed=seed, stream=self.stream, **fields)
+        return request_bytes(ENTRY, self.prompt(index), max_tokens=ENDLESS, seed=seed, **fields)
 
     def _number(self, index: int) -> int:
         return (self.seed << 16) + index

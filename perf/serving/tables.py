@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from perf.rows import Columns, Row, shown
+from perf.rows import Columns, Row, markdown_of, shown
 from tokenrouter.batcher import Reason
-from tools.markdown import markdown
 
 _PROCESSES = {
     "tritonserver": "tritonserver",
@@ -101,4 +100,4 @@ def efficiency(rows: Sequence[Row]) -> str:
 
 def _markdown(rows: Sequence[Row], columns: Columns) -> str:
     ordered = sorted(rows, key=lambda row: int(row["in_flight"]))
-    return markdown(list(columns), (list(shown(row, columns).values()) for row in ordered))
+    return markdown_of([shown(row, columns) for row in ordered])
