@@ -49,7 +49,7 @@ COPY tools/container/missing.py tools/container/
 # Adds what is missing; PyTorch, TensorRT-LLM and all else that the image brings stay as they are. Fails if something
 # there is too old for us. The package lands in site-packages, where the engines' worker processes find it as well.
 RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
-    python3 tools/container/missing.py --expect "tensorrt_llm==${TENSORRT_LLM_VERSION}" /wheels \
+    python3 tools/container/missing.py /wheels "tensorrt_llm==${TENSORRT_LLM_VERSION}" \
         | PIP_BREAK_SYSTEM_PACKAGES=1 xargs --no-run-if-empty python3 -m pip install --no-cache-dir --no-deps \
     && { python3 -m pip check || true; } | { ! grep "^tokenrouter "; } \
     && install -d -m 1777 /var/lib/tokenrouter

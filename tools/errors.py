@@ -16,6 +16,11 @@ REFUSED = 2
 INTERRUPTED = 130
 
 
+def complain(what: object) -> None:
+    """Tells the user what is wrong, on stderr."""
+    print(f"error: {what}", file=sys.stderr)
+
+
 class CommandError(Exception):
     """Why a command cannot do what it was asked for; the message names the remedy."""
 
@@ -37,7 +42,7 @@ def reported(*also: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:  # somebody's `| head`, which typer ends quietly
         raise
     except refused as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        complain(exc)
         raise SystemExit(REFUSED) from exc
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -15,13 +15,13 @@ from urllib.request import Request
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.status import Status
 
 from tokenrouter.repository import Repository
+from tools.errors import complain, reported
 from tools.openai_server import OpenAiServer
 from tools.tritonserver.http import http_open
-from tools.tritonserver.installation import LaunchError, find_installation
+from tools.tritonserver.installation import find_installation
 from tools.tritonserver.ports import Ports, usable_port
 from tools.tritonserver.server import TritonServer
 
@@ -31,10 +31,9 @@ _LOG_LIMIT = 64 << 20
 _POLL_S = 0.25
 
 console = Console(highlight=False, soft_wrap=True)
-app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@reported()
 def launch(
     arguments: Annotated[list[str] | None, typer.Argument(help="After --: passed on to tritonserver.")] = None,
     model_repository: Annotated[Path, typer.Option(help="The model repository.")] = Path("model_repository"),
@@ -81,19 +80,13 @@ def launch(
 
 def _start(server: TritonServer, repository: Path, openai_port: int | None, host: str) -> OpenAiServer | None:
     """Starts Triton; the OpenAI-compatible server that is to be started in front of it, if there is an entry model."""
-    try:
-        # Before Triton loads for minutes: a port that is taken is told at once.
-        port = None if openai_port is None else usable_port("openai", openai_port, host)
-        console.print(f"Triton: {find_installation().origin}", markup=False)
-        server.start()
-        if port is None or ENTRY not in server.loaded_models():
-            return None
-        return OpenAiServer(server, repository, entry=ENTRY, port=port, host=host)
-    except LaunchError as exc:
-        console.print(f"[bold red]error:[/] {escape(str(exc))}")
-        raise typer.Exit(1) from exc
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    # Before Triton loads for minutes: a port that is taken is told at once.
+    port = None if openai_port is None else usable_port("openai", openai_port, host)
+    console.print(f"Triton: {find_installation().origin}", markup=False)
+    server.start()
+    if port is None or ENTRY not in server.loaded_models():
+        return None
+    return OpenAiServer(server, repository, entry=ENTRY, port=port, host=host)
 
 
 def _progress(
@@ -124,13 +117,12 @@ def _serve(
         _print_usage(server, front, prompt)
         try:
             _print_response(server, prompt)
-            if front is not None:
-                front.wait()
-                console.print(f"[bold green]ready[/]: OpenAI-compatible server at {front.url}")
-        except (OSError, ValueError, KeyError, LaunchError) as exc:
-            what = "" if isinstance(exc, LaunchError) else "the first response failed: "
-            console.print(f"[bold red]error:[/] {what}{escape(str(exc))}")
+        except (OSError, ValueError, KeyError) as exc:
+            complain(f"the first response failed: {exc}")
             return 1
+        if front is not None:
+            front.wait()
+            console.print(f"[bold green]ready[/]: OpenAI-compatible server at {front.url}")
     if check:
         return 0
     console.print("\nCtrl-C stops the server. Its log from here on:")
@@ -146,7 +138,7 @@ def _follow(server: TritonServer, front: OpenAiServer | None, stopped: threading
             sys.stdout.write(log.read().decode("utf-8", "replace"))
             if not running or (front is not None and not front.is_running()):
                 name = "the OpenAI-compatible server" if running else "tritonserver"
-                console.print(f"[bold red]error:[/] {name} has ended by itself")
+                complain(f"{name} has ended by itself")
                 return 1
             if log.tell() > _LOG_LIMIT:
                 # The server appends, so it goes on at the start; lines written in between are lost here only.
@@ -212,11 +204,6 @@ def _generate(url: str, fields: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def main() -> None:
-    """Entry point."""
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    app()
-
-
 if __name__ == "__main__":
-    main()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    typer.run(launch)

@@ -20,9 +20,10 @@ from tests.support.echo import WriteModel, echo
 from tests.support.servers import shared_memory
 from tests.support.waiting import PATIENCE_S, ended, until
 from tools.tritonserver.installation import LaunchError
+from tools.tritonserver.log import model_errors
 from tools.tritonserver.ports import Ports, free_port
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
-from tools.tritonserver.server import TritonServer, model_errors
+from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 
@@ -190,7 +191,7 @@ class TestLauncher:
         repository = write_model("broken", initialize="raise ValueError('no [weights] here')")
         with launcher(f"--model-repository={repository}", *free_ports, home=home) as process:
             output = process.communicate(timeout=2 * PATIENCE_S)[0]
-        assert process.returncode == 1
+        assert process.returncode == 2
         assert "model 'broken' does not load" in output
         assert "ValueError: no [weights] here" in output
         assert list(home.iterdir()) == []
@@ -226,7 +227,7 @@ class TestLauncher:
             f"--model-repository={write_model()}", *free_ports, "--", "--no-such-option=1", home=home
         ) as process:
             output = process.communicate(timeout=PATIENCE_S)[0]
-        assert process.returncode == 1
+        assert process.returncode == 2
         assert "no-such-option" in output
 
 

@@ -4,12 +4,11 @@ NVIDIA's image brings its own builds of PyTorch and of everything that TensorRT-
 replace some of them. So the Dockerfile collects our whole closure as wheels, and installs without the resolver those
 whose distribution is missing. Runs before anything of ours is installed: the standard library alone.
 
-    python3 tools/container/missing.py --expect tensorrt_llm==1.2.1 /wheels | xargs python3 -m pip install --no-deps
+    python3 tools/container/missing.py /wheels tensorrt_llm==1.2.1 | xargs python3 -m pip install --no-deps
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,20 +51,17 @@ def mismatch(expected: str, present: Mapping[str, str]) -> str | None:
     return f"{name} {version} is expected, this image has {have}: choose the image that has it, or expect another"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Prints the paths, one a line; 1 if an expected version is not there or there are no wheels."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheels", type=Path, help="folder of wheels")
-    parser.add_argument("--expect", action="append", default=[], metavar="NAME==VERSION", help="fail unless installed")
-    options = parser.parse_args(arguments)
+    folder, expected = Path(arguments[0]), arguments[1:]
     present = installed()
-    problems = [problem for expected in options.expect if (problem := mismatch(expected, present))]
-    wheels = list(options.wheels.glob("*.whl"))
+    problems = [problem for each in expected if (problem := mismatch(each, present))]
+    wheels = list(folder.glob("*.whl"))
     if not wheels:
-        problems.append(f"{options.wheels} has no wheels")
+        problems.append(f"{folder} has no wheels")
     print("\n".join(problems), file=sys.stderr) if problems else print(*missing(wheels, present), sep="\n")
     return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

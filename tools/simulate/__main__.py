@@ -11,7 +11,6 @@ import json
 import time
 from collections import deque
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -23,16 +22,10 @@ from tools.dtmc.network import parse_thresholds
 from tools.dtmc.profile import Profile, load_profile
 from tools.errors import reported
 from tools.progress import LateProgress
+from tools.simulate.load import Shape
 from tools.simulate.meter import Step
 from tools.simulate.result import Latency, SimulationResult
 from tools.simulate.run import DEFAULT_WARMUP, simulate
-
-
-class Shape(str, Enum):
-    """Lengths of responses."""
-
-    fixed = "fixed"
-    geometric = "geometric"
 
 
 @reported(ValueError)
@@ -46,7 +39,7 @@ def main(
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second, Poisson.")] = None,
     response_tokens: Annotated[float | None, typer.Option(help="Mean response length; default: endless.")] = None,
-    shape: Annotated[Shape, typer.Option(help="Lengths of responses.")] = Shape.fixed,
+    shape: Annotated[Shape, typer.Option(help="Lengths of responses.")] = "fixed",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1,
     max_queue_delay_ms: Annotated[float | None, typer.Option(help="Longest wait for a threshold.")] = None,
     think_ms: Annotated[float, typer.Option(min=0.0, help="From a response's end to its client's next request.")] = 0.0,
@@ -70,7 +63,7 @@ def main(
             seed=seed,
             rate=rate,
             response_tokens=response_tokens,
-            shape=shape.value,
+            shape=shape,
             prompt_tokens=prompt_tokens,
             max_queue_delay_ms=max_queue_delay_ms,
             think_ms=think_ms,
