@@ -25,7 +25,6 @@ class Edit:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to write."""
         return self.before != self.after
 
     def diff(self) -> str:

@@ -147,7 +147,6 @@ class _Parameters:
         return {name: value for name, value in values.items() if value is not absent}
 
     def done(self) -> None:
-        """Refuses leftovers."""
         if self._raw:
             raise ConfigError(
                 f"model {self._model!r}: unknown parameter {sorted(self._raw)[0]!r} in config.pbtxt; "
