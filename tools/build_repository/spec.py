@@ -172,10 +172,10 @@ def load_spec(path: Path, checkpoints: Path | None = None) -> DeploymentSpec:
     folder = path.absolute().parent
     given = checkpoints or os.environ.get(CHECKPOINTS_VARIABLE)
     base = Path(given).absolute() if given else folder / spec.checkpoints
-    return with_paths(spec, base, folder)
+    return _with_paths(spec, base, folder)
 
 
-def with_paths(spec: DeploymentSpec, base: Path, folder: Path) -> DeploymentSpec:
+def _with_paths(spec: DeploymentSpec, base: Path, folder: Path) -> DeploymentSpec:
     """The same with absolute paths: checkpoints and routers from `base`, the profile from `folder`."""
 
     def absolute(path: str, root: Path = base) -> str:
