@@ -33,7 +33,7 @@ def test_arguments_are_merged_with_the_deployments_own(tmp_path: Path) -> None:
     )
     small, large = checked(load_spec(path), tmp_path).models.values()
     assert large.options["cuda_graph_config"] is None
-    assert large.options["torch_compile_config"]["capture_num_tokens"] == [1, 2, 3, 4, 5, 6, 7]
+    assert large.options["torch_compile_config"]["capture_num_tokens"] == [1, 2, 4, 7]
     assert large.options["kv_cache_config"]["host_cache_size"] == 1000
     assert large.options["kv_cache_config"]["enable_partial_reuse"] is True
     # 8-bit keys and values halve what a token of the large model takes: 114,688 + 147,456 / 2 / 2 bytes on GPU 0.
@@ -97,7 +97,7 @@ def test_a_dry_run_prints_everything_and_writes_nothing(tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert not (tmp_path / "out").exists()
     assert "    routers/\n      r2r.pt  (copy of " in shown.output
-    for text in ("small/config.pbtxt", 'backend: "tokenrouter_python"', "capture_num_tokens: [1, 2, 3", "max_tokens"):
+    for text in ("small/config.pbtxt", 'backend: "tokenrouter_python"', "capture_num_tokens: [1, 2, 4", "max_tokens"):
         assert text in shown.output
     assert run("--config", path, "--output", tmp_path / "out", "--dry-run").output == shown.output
 

@@ -48,21 +48,26 @@ def tensorrt_llm(options: Mapping[str, Any], *, gpus: int, extend_tokens: int) -
         "dtype": "auto",
         "max_batch_size": max_batch,
         "max_num_tokens": max_num_tokens,
-        # Without it a prompt, or a history to resume from, of more than max_num_tokens is refused.
-        "enable_chunked_prefill": True,
         "kv_cache_config": {"free_gpu_memory_fraction": _FREE_FRACTION},
         # Decode-only steps.
-        "cuda_graph_config": {"enable_padding": True, "batch_sizes": graph_batch_sizes(max_batch)},
+        "cuda_graph_config": {"enable_padding": True, "batch_sizes": graph_sizes(max_batch)},
         # Steps with an extend: a resumed request is a context request, even for one token.
         "torch_compile_config": {
             "enable_piecewise_cuda_graph": True,
-            "capture_num_tokens": list(range(1, min(max_batch + extend_tokens, max_num_tokens) + 1)),
+            "capture_num_tokens": graph_sizes(min(max_batch + extend_tokens, max_num_tokens)),
         },
         "stream_interval": 1,
     }
     return merged(merged(DEFAULTS, ours), options)
 
 
-def graph_batch_sizes(max_batch: int) -> list[int]:
-    """1, 2, 4, then multiples of 8: padding adds at most seven rows."""
-    return sorted({size for size in (1, 2, 4, *range(8, max_batch, 8), max_batch) if size <= max_batch})
+def graph_sizes(most: int) -> list[int]:
+    """Sizes for which CUDA graphs are captured; anything between two of them is padded to the next.
+
+    1, 2, 4, multiples of 8 up to 64, and from there on steps of a quarter of the last power of two: each graph takes
+    time at start-up and memory, and padding costs little as long as a step's time is that of reading the weights.
+    """
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < most:
+        sizes.append(sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 3)))
+    return [*(size for size in sizes if size < most), most]

@@ -75,7 +75,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         direct_kv_share: share of the KV pool for calls that go to this model directly.
         max_inflight: most direct calls that run at once.
         extend_tokens: tokens that a step usually takes in beyond one per request (`tensorrt_llm`: CUDA graphs are
-            captured for every number of tokens up to max_batch_size + extend_tokens).
+            captured for numbers of tokens up to max_batch_size + extend_tokens).
         load_after: models that load before this one if they are there; computed for models that share GPUs.
     """
 
