@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from tokenrouter.engines.tensorrt_llm.workers import worker_pids
+from tokenrouter.errors import RouterError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.response import Result
 from tools.build_repository.build import write_repository
@@ -17,7 +22,10 @@ from tools.build_repository.check import checked
 from tools.build_repository.spec import DeploymentSpec
 
 NAMES = ("small", "large")
+_LONGEST = 1024
 SEED = 7
+MOST_NOTICED_S = 5.0
+"""Within so long the end of a worker has to be told to whoever waits."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +58,14 @@ class Outcome:
         alone: the small model's own response.
         recomputed: tokens whose KV should have been reused and was not, over both models.
         reused: tokens whose KV was reused.
+        died: how the death of a worker showed, and after how many seconds; None if no worker has a process of its own.
     """
 
     routed: Result
     alone: Result
     recomputed: int
     reused: int
+    died: tuple[str, float] | None = None
 
     def problems(self, settings: Settings) -> list[str]:
         """What is not as it should be."""
@@ -68,11 +78,13 @@ class Outcome:
             found.append(f"KV of {self.recomputed} tokens was not found again (reused: {self.reused})")
         if len(set(settings.models)) == 1 and self.routed.tokens != self.alone.tokens:
             found.append("two copies of one model wrote other tokens than it writes alone (expected if logits tie)")
+        if self.died is not None and not (self.died[0] and self.died[1] < MOST_NOTICED_S):
+            found.append(f"a worker was killed, and after {self.died[1]:.1f} s nobody had noticed")
         return found
 
 
 def generate(settings: Settings) -> Outcome:
-    """Loads both models and runs one routed response, and the same without routing.
+    """Loads both models, runs one routed response and the same without routing, and then kills a worker.
 
     Raises:
         RouterError: a model does not load, or a request fails.
@@ -87,7 +99,24 @@ def generate(settings: Settings) -> Outcome:
             caches = [each.cache for each in router.statistics.values() if each.cache is not None]
             recomputed = sum(cache.recomputed_tokens for cache in caches)
             reused = sum(cache.cached_tokens for cache in caches)
-    return Outcome(routed, alone, recomputed, reused)
+            died = _killed(router, prompt[0]) if worker_pids() else None
+    return Outcome(routed, alone, recomputed, reused, died)
+
+
+def _killed(router: TokenRouter, prompt: str) -> tuple[str, float]:
+    """What is told when a worker dies in the middle of a response, and how many seconds later."""
+    updates = router.stream(prompt, **_fields(_LONGEST // 2))
+    next(updates)
+    for pid in worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    started = time.monotonic()
+    try:
+        for _ in updates:
+            if time.monotonic() - started > MOST_NOTICED_S:
+                break
+    except RouterError as exc:
+        return str(exc), time.monotonic() - started
+    return "", time.monotonic() - started
 
 
 def _fields(tokens: int) -> dict[str, Any]:
@@ -99,7 +128,7 @@ def _spec(settings: Settings) -> DeploymentSpec:
     options: dict[str, Any] = {
         "max_batch_size": 4,
         "max_num_tokens": 1024,
-        "max_seq_len": 1024,
+        "max_seq_len": _LONGEST,
         "kv_cache_config": {"max_tokens": settings.kv_tokens},
         "cuda_graph_config": None,
         "torch_compile_config": None,
