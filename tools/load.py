@@ -146,7 +146,6 @@ class Stream:
         self._thread.start()
 
     def send(self, request: bytes) -> None:
-        """Starts a request."""
         self._outgoing.put(request)
 
     def close(self) -> None:
@@ -211,7 +210,6 @@ class ClosedLoop:
 
     @property
     def finished(self) -> int:
-        """Requests that ended."""
         return self._stream.arrivals.finished
 
     @property

@@ -24,7 +24,6 @@ MANIFEST = ROOT / "configs" / "deploy" / "kubernetes.yaml"
 
 
 def header() -> str:
-    """The first lines of the manifest."""
     digest = hashlib.sha256()
     for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(CHART)}\0{path.stat().st_size}\0".encode())

@@ -32,7 +32,6 @@ def build_tokenizer() -> Tokenizer:
 
 
 def tokenizer_config() -> dict[str, object]:
-    """Returns the contents of ``tokenizer_config.json``."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_TEXT,

@@ -38,7 +38,6 @@ class Chain:
     phase: Ints
 
     def __len__(self) -> int:
-        """Number of states."""
         return len(self.holding)
 
     def restricted_to(self, keep: Ints) -> Chain:

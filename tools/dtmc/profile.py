@@ -86,7 +86,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Model names in order."""
         return tuple(self.models)
 
     @cached_property

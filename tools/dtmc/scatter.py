@@ -41,7 +41,6 @@ class Scatter:
 
 
 def scatter_tables(network: Network) -> tuple[Scatter, ...]:
-    """One table per station."""
     return tuple(scatter_table(row, network.inflight) for row in network.routing)
 
 

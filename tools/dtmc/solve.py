@@ -45,16 +45,13 @@ class Solver:
 
     @cached_property
     def scatters(self) -> tuple[Scatter, ...]:
-        """Scatter tables of the stations."""
         return scatter_tables(self.network)
 
     def stationary(self, thresholds: tuple[int, ...]) -> tuple[Chain, Floats]:
-        """The recurrent chain and its stationary distribution."""
         chain = recurrent_part(build_chain(self.network, thresholds, self.scatters, self.max_transitions))
         return chain, stationary_distribution(chain)
 
     def tokens_per_second(self, thresholds: tuple[int, ...]) -> float:
-        """Throughput alone."""
         chain, pi = self.stationary(thresholds)
         return throughput(self.network, chain, pi)
 

@@ -23,11 +23,9 @@ class Row:
 
     @property
     def total(self) -> float:
-        """Moves to any target."""
         return sum(self.moves.values())
 
     def add(self, target: str, moves: float, committed: bool) -> None:
-        """Counts moves."""
         self.moves[target] = self.moves.get(target, 0.0) + moves
         self.committed[target] = self.committed.get(target, 0.0) + moves * committed
 

@@ -47,7 +47,6 @@ class Sums:
 
     @property
     def steps(self) -> float:
-        """Number of steps."""
         return sum(group.steps for group in self.groups.values())
 
 

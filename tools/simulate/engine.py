@@ -53,7 +53,6 @@ class VirtualEngine:
 
     @property
     def info(self) -> EngineInfo:
-        """Facts about the engine."""
         return self._info
 
     @property
@@ -67,7 +66,6 @@ class VirtualEngine:
         return 0
 
     def extras(self, model: str) -> PolicyExtras:
-        """Nothing."""
         return {}
 
     def open(self, *, kv_tokens: int, prompt_tokens: int) -> None:

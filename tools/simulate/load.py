@@ -37,7 +37,6 @@ class Load:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Checks ranges."""
         if self.inflight < 1 or self.prompt_tokens < 1:
             raise ValueError("inflight and prompt_tokens are at least 1")
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
@@ -59,7 +58,6 @@ class Clients:
         self._length = self._lengths()
 
     def request(self) -> GenerationRequest:
-        """The next request."""
         return GenerationRequest(
             prompt="",
             tokens=[0] * self._load.prompt_tokens,

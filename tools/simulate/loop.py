@@ -115,7 +115,6 @@ class EventLoop:
         )
 
     def _at(self, at_ns: int) -> int:
-        """Asks for an instant."""
         heappush(self._times, at_ns)
         return at_ns
 

@@ -80,7 +80,6 @@ class Meter:
         self._last_ns = now_ns
 
     def arrived(self, request: int, now_ns: int) -> None:
-        """A client sent a request."""
         self._arrived_ns[request] = now_ns
 
     def ready(self, request: int, now_ns: int) -> None:
@@ -95,7 +94,6 @@ class Meter:
         counts.wait_ns += len(requests) * step.start_ns - sum([ready_ns.pop(request) for request in requests])
 
     def step_finished(self, model: int, step: Step) -> None:
-        """A step is over."""
         del self._running[model]
         counts = self.models[model]
         counts.steps += 1
@@ -126,7 +124,6 @@ class Meter:
             self.inter_token_ns.append(now_ns - last_ns)
 
     def ended(self, request: int, result: Result) -> None:
-        """A response is complete."""
         self.finished += 1
         self.end_to_end_ns.append(result.last_token_ns - result.arrived_ns)
         self._last_token_ns.pop(request, None)

@@ -75,7 +75,6 @@ class Collector:
         return self.ends | labels.sentence_ends(self.tokenizer)
 
     def answers(self) -> Answers:
-        """Both models' own answers to all questions."""
         small = self.decode(self.pair.small, self.prompts, "answers of the small model")
         large = self.decode(self.pair.large, self.prompts, "answers of the large model")
         return Answers(large, self.judge(small), self.judge(large))

@@ -69,7 +69,6 @@ class Corpus:
         return Path(self.facts.folders[0])
 
     def save(self, folder: Path) -> None:
-        """Writes both files."""
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)

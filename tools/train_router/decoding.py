@@ -77,7 +77,6 @@ def _open(engine: Engine, index: int, prefixes: Sequence[Sequence[int]], max_tok
 
 
 def _step(engine: Engine, active: Sequence[_Run]) -> list[tuple[_Run, int | None]]:
-    """One forward pass; the next token of every run, or None while its prefix is not read to the end."""
     budget = engine.info.max_num_tokens
     shares: list[int] = []
     # Every run gets at least one token: the budget of a step is not below the largest batch.

@@ -101,7 +101,6 @@ def search(
 
 
 def report(trained: Trained, file: Path | str) -> str:
-    """One line on a trained router."""
     router, quality = trained.router, trained.quality
     values = sum(tensor.numel() for tensor in router.tensors.values())
     return (
@@ -111,7 +110,6 @@ def report(trained: Trained, file: Path | str) -> str:
 
 
 def describe(corpus: Corpus, output: Path | str) -> str:
-    """One line on a corpus."""
     facts, rows = corpus.facts, len(corpus.target)
     judged = [right for right in facts.small_right if right is not None]
     judged_large = [right for right in facts.large_right if right is not None]

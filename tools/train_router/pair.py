@@ -36,7 +36,6 @@ class Pair:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
     def config(self) -> TorchEngineConfig:
-        """Settings of an engine that decodes."""
         return TorchEngineConfig(
             device=self.device, dtype=self.dtype, max_batch_size=self.batch, max_num_tokens=max(2048, self.batch)
         )

@@ -120,7 +120,6 @@ def _summary(totals: dict[str, Any], styles: dict[str, str], count: int, first_s
 
 
 def main() -> None:
-    """Entry point."""
     app()
 
 
