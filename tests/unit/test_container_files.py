@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,7 +25,6 @@ else:
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
 SERVE = ROOT / "tools" / "container" / "serve.sh"
-ROLES = (ROOT / "backends/tokenrouter_python/tokenrouter/triton/roles.py").read_text("utf-8")
 
 
 def instructions(text: str = DOCKERFILE) -> list[tuple[str, str]]:
@@ -118,10 +119,10 @@ class TestServeScript:
         assert SERVE.read_text("utf-8").startswith("#!/bin/sh\n")
         subprocess.run(["sh", "-n", str(SERVE)], check=True)
 
-    def test_names_of_variables_are_those_that_the_backend_reads(self) -> None:
+    def test_names_of_variables_are_those_that_the_backend_reads(self, triton: ModuleType) -> None:
         text = SERVE.read_text("utf-8")
-        (exit_timeout,) = re.findall(r'^EXIT_TIMEOUT_VARIABLE = "(\w+)"$', ROLES, re.MULTILINE)
-        for name in (exit_timeout, RUNTIME_DIR_VARIABLE):
+        roles = importlib.import_module("tokenrouter.triton.roles")
+        for name in (roles.EXIT_TIMEOUT_VARIABLE, RUNTIME_DIR_VARIABLE):
             assert f'export {name}="${{{name}:-' in text
 
     def test_repository_without_models_is_refused(self, tmp_path: Path) -> None:
