@@ -59,6 +59,22 @@ def test_a_full_queue_refuses_and_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kv_tokens", "per_model", "says"),
+    [
+        pytest.param({}, {"small": 40, "large": 30}, "model 'large' has a context of 30 tokens", id="contexts"),
+        pytest.param({"large": 20}, {"small": 40}, "pool of model 'large' holds 20 tokens", id="context-and-kv"),
+        pytest.param({"small": 16, "large": 20}, {}, "pool of model 'small' holds 16 tokens", id="kv"),
+    ],
+)
+def test_what_is_over_several_limits_is_refused_with_the_smallest(
+    kv_tokens: dict[str, int], per_model: dict[str, int], says: str
+) -> None:
+    cluster = Cluster(kv_tokens=kv_tokens, per_model={name: {"max_seq_len": n} for name, n in per_model.items()})
+    with pytest.raises(PromptTooLong, match=says):
+        cluster.submit(request(PROMPT, max_tokens=80))
+
+
+@pytest.mark.parametrize(
     ("kv_tokens", "engine", "says"),
     [
         pytest.param({"small": 40}, {}, r"'small' holds 40 tokens \(10 blocks of 4\)", id="kv-of-small"),

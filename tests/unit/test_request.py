@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
 from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
@@ -206,9 +206,56 @@ def test_an_empty_text_is_refused_even_if_the_tokenizer_adds_a_beginning() -> No
     assert builder(with_bos()).build(RequestFields(text_input="A", max_tokens=1)).tokens == [END_ID, 32]
 
 
+@pytest.mark.parametrize(
+    ("text", "add", "tokens"),
+    [
+        pytest.param("<|endoftext|>A", True, [END_ID, 32], id="in-the-text"),
+        pytest.param("<|endoftext|><|endoftext|>A", True, [END_ID, END_ID, 32], id="twice-in-the-text"),
+        pytest.param("A", True, [END_ID, 32], id="added"),
+        pytest.param("A<|endoftext|>", True, [END_ID, 32, END_ID], id="elsewhere"),
+        pytest.param("A", False, [32], id="not-wanted"),
+        pytest.param("<|endoftext|>A", False, [END_ID, 32], id="only-in-the-text"),
+    ],
+)
+def test_a_prompt_that_begins_with_the_beginning_of_sequence_gets_no_second(
+    text: str, add: bool, tokens: list[int]
+) -> None:
+    fields = RequestFields(text_input=text, max_tokens=1, add_special_tokens=add)
+    assert builder(with_bos()).build(fields).tokens == tokens
+
+
 def test_a_bad_word_has_no_beginning_of_sequence() -> None:
     request = builder(with_bos()).build(RequestFields(text_input="A", max_tokens=1, bad_words=["B"]))
     assert request.sampling.bad_words == ((33,),)
+
+
+def byte_pairs(*, prefix: bool) -> Tokenizer:
+    """ "cat" is a token, and so is " cat"; with `prefix` every text begins with a space."""
+    vocabulary = {"c": 0, "a": 1, "t": 2, "Ġ": 3, "ca": 4, "cat": 5, "Ġcat": 6, "Ċ": 7}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("c", "a"), ("ca", "t"), ("Ġ", "cat")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    return tokenizer
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+@pytest.mark.parametrize("word", ["cat", " cat"])
+def test_a_bad_word_is_banned_with_and_without_a_space_in_front(prefix: bool, word: str) -> None:
+    request = builder(byte_pairs(prefix=prefix), vocab_size=8)
+    got = request.build(RequestFields(text_input="c", max_tokens=1, bad_words=[word])).sampling.bad_words
+    assert set(got) >= ({(5,), (6,)} if word == "cat" else {(6,)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "end_ids"),
+    [
+        pytest.param({}, (END_ID,), id="the-end-itself"),
+        pytest.param({"end_id": -1}, (END_ID,), id="no-end"),
+        pytest.param({"end_id": 5}, (5, END_ID), id="another-end"),
+    ],
+)
+def test_a_stop_word_that_is_a_special_token_ends_by_its_id(fields: dict[str, Any], end_ids: tuple[int, ...]) -> None:
+    request = build(stop_words=["<|endoftext|>", "x"], **fields)
+    assert (request.sampling.end_ids, request.stop_words) == (end_ids, ("x",))
 
 
 def test_a_text_that_the_tokenizer_drops_entirely_is_refused() -> None:

@@ -41,6 +41,7 @@ def read(**tensors: Any) -> tuple[RequestFields, CallFields]:
 def test_every_supported_tensor_sets_its_field() -> None:
     request, call = read(
         text_input="hé",
+        add_special_tokens=False,
         max_tokens=5,
         min_tokens=2,
         bad_words=["a", "b"],
@@ -65,6 +66,7 @@ def test_every_supported_tensor_sets_its_field() -> None:
     )
     assert request == RequestFields(
         text_input="hé",
+        add_special_tokens=False,
         max_tokens=5,
         min_tokens=2,
         bad_words=["a", "b"],

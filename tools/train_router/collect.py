@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.errors import ConfigError
+from tokenrouter.tokenization import encode_prompt
 from tokenrouter.vocabulary import check_same_tokenizer
 from tools.progress import counted
 from tools.train_router import features, labels
@@ -67,7 +68,7 @@ class Collector:
         self.ends = frozenset(end_ids(pair.small))
         if not self.ends:
             raise ConfigError(f"{pair.small} names no eos_token_id: nobody can tell where an answer ends")
-        self.prompts = [self.tokenizer.encode(example.prompt).ids for example in task.examples]
+        self.prompts = [encode_prompt(self.tokenizer, example.prompt) for example in task.examples]
 
     @cached_property
     def sentence_ends(self) -> frozenset[int]:

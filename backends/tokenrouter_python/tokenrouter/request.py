@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.messages import PolicySpec, Sampling
+from tokenrouter.tokenization import encode_prompt, special_words, word_forms
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
@@ -27,6 +28,7 @@ class RequestFields:
 
     text_input: str | None = None
     input_ids: Sequence[int] | None = None
+    add_special_tokens: bool = True
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -53,7 +55,8 @@ class GenerationRequest:
         prompt: text of the prompt.
         tokens: token ids of the prompt, at least one.
         sampling: how tokens are chosen.
-        stop_words: texts that end the response; the matched word stays in it.
+        stop_words: texts that end the response; the matched word stays in it. Those that are a special token are
+            among the sampling's end ids instead.
         policy: what routes it.
         stream: whether every token is reported as it comes.
         timeout_ns: the request ends this long after its arrival, or None.
@@ -93,11 +96,12 @@ class RequestBuilder:
             InvalidRequest: names the field, its value and the allowed form.
         """
         prompt, tokens = self._prompt(fields)
+        special = special_words(self.tokenizer, fields.stop_words)
         return GenerationRequest(
             prompt=prompt,
             tokens=tokens,
-            sampling=self._sampling(fields),
-            stop_words=tuple(word for word in fields.stop_words if word),
+            sampling=self._sampling(fields, special.values()),
+            stop_words=tuple(word for word in fields.stop_words if word and word not in special),
             policy=self._policy(fields),
             stream=fields.stream,
             timeout_ns=timeout_ns,
@@ -112,7 +116,7 @@ class RequestBuilder:
             return self.tokenizer.decode(tokens, skip_special_tokens=True), tokens
         if not fields.text_input:
             raise InvalidRequest("text_input is empty or missing; send a non-empty prompt (or input_ids)")
-        tokens = list(self.tokenizer.encode(fields.text_input).ids)
+        tokens = encode_prompt(self.tokenizer, fields.text_input, add_special_tokens=fields.add_special_tokens)
         if not tokens:
             raise InvalidRequest("text_input gives no token with this model's tokenizer; send some other text")
         if max(tokens) >= self.vocab_size:
@@ -131,7 +135,7 @@ class RequestBuilder:
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequest(f"input_ids[{i}] is {token}; token ids lie in [0, {self.vocab_size})")
 
-    def _sampling(self, fields: RequestFields) -> Sampling:
+    def _sampling(self, fields: RequestFields, stop_ids: Iterable[int]) -> Sampling:
         greedy = fields.temperature is None and fields.top_k is None and fields.top_p is None
         max_tokens = fields.max_tokens
         if max_tokens is None:
@@ -141,7 +145,7 @@ class RequestBuilder:
         _in_range("min_tokens", min_tokens, 0, max_tokens, "max_tokens")
         return Sampling(
             max_tokens=max_tokens,
-            end_ids=self._end_ids(fields.end_id),
+            end_ids=self._end_ids(fields.end_id, stop_ids),
             seed=self._seed(fields.seed),
             temperature=0.0 if greedy else _number("temperature", fields.temperature, 1.0, low=0.0),
             top_k=_in_range("top_k", 0 if fields.top_k is None else fields.top_k, 0, MAX_INT32),
@@ -155,13 +159,12 @@ class RequestBuilder:
             vocab_size=self.vocab_size,
         )
 
-    def _end_ids(self, end_id: int | None) -> tuple[int, ...]:
-        if end_id is None:
-            return self.end_ids
-        if end_id == -1:
-            return ()
-        _in_range("end_id", end_id, 0, self.vocab_size - 1)
-        return (end_id,)
+    def _end_ids(self, end_id: int | None, stop_ids: Iterable[int]) -> tuple[int, ...]:
+        """Special tokens give no text in which a stop word could be found: they end the response by their ids."""
+        ids = self.end_ids if end_id is None else ()
+        if end_id is not None and end_id != -1:
+            ids = (_in_range("end_id", end_id, 0, self.vocab_size - 1),)
+        return tuple(dict.fromkeys([*ids, *(token for token in stop_ids if token < self.vocab_size)]))
 
     @staticmethod
     def _seed(seed: int | None) -> int:
@@ -170,8 +173,8 @@ class RequestBuilder:
         return _in_range("seed", seed, 0, MAX_SEED)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        encoded = (tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in words if word)
-        return tuple(ids for ids in encoded if ids and max(ids) < self.vocab_size)
+        forms = (ids for word in words if word for ids in word_forms(self.tokenizer, word))
+        return tuple(ids for ids in forms if max(ids) < self.vocab_size)
 
     def _policy(self, fields: RequestFields) -> PolicySpec:
         params = _params(fields.policy_params)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+from tokenrouter.tokenization import special_tokens
 
 _CONTEXT_TOKENS = 8
 _PROMPT_TOKENS = 64
@@ -31,7 +32,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._special = _special_ids(tokenizer)
+        self._special = special_tokens(tokenizer)
         visible = (token for token in prompt[-_PROMPT_TOKENS:] if token not in self._special)
         self._recent: deque[int] = deque(visible, maxlen=_CONTEXT_TOKENS)
         self._stream = self._begin(list(self._recent))
@@ -87,11 +88,6 @@ class TextStream:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True)) if tokens else ""
-
-
-@lru_cache(maxsize=8)
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return frozenset(i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 class StopWords:

@@ -16,6 +16,7 @@ from tokenrouter.config import SubserverConfig
 from tokenrouter.errors import ConfigError
 from tokenrouter.openai_api.errors import ApiError, refused
 from tokenrouter.repository import Repository
+from tokenrouter.tokenization import encode_prompt
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Deployment:
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt."""
-        return list(self.tokenizer.encode(prompt).ids) if isinstance(prompt, str) else list(prompt)
+        return encode_prompt(self.tokenizer, prompt) if isinstance(prompt, str) else list(prompt)
 
     def encode_chat(self, messages: list[dict[str, Any]]) -> list[int]:
         """Token ids of a chat; the template writes special tokens itself, so none are added.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from tokenrouter.engines.base import blocks_needed
 from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy
@@ -79,21 +80,11 @@ class Admission:
         )
 
     def misfit(self, generation: Generation) -> PromptTooLong | None:
-        """Why a request can never run on a connected model, with the limit; None if it can."""
-        total = generation.kv_tokens
-        for name in generation.models:
-            info = self._pools[name].info
-            if info is None:
-                continue
-            if total > info.max_context:
-                return _too_long(generation, f"model {name!r} has a context of {info.max_context} tokens")
-            if blocks_needed(total, info.block_tokens) > info.kv_blocks:
-                return _too_long(
-                    generation,
-                    f"the KV pool of model {name!r} holds {info.kv_blocks * info.block_tokens} tokens "
-                    f"({info.kv_blocks} blocks of {info.block_tokens})",
-                )
-        return None
+        """Why a request can never run on the connected models, with the smallest limit; None if it can."""
+        infos = [(name, self._pools[name].info) for name in generation.models]
+        limits = [limit for name, info in infos if info is not None for limit in _limits(name, info)]
+        tokens, text = min(limits, key=itemgetter(0), default=(generation.kv_tokens, ""))
+        return _too_long(generation, text) if generation.kv_tokens > tokens else None
 
     def given_up(self, generation: Generation, *, now_ns: int) -> ModelUnavailable | None:
         """The error of a request that has awaited a model for the whole connect time-out; None if it goes on.
@@ -131,6 +122,16 @@ class Admission:
         self.running -= 1
         for name, blocks in generation.reserved.items():
             self._pools[name].reserved_blocks -= blocks
+
+
+def _limits(model: str, info: ModelInfo) -> list[tuple[int, str]]:
+    """Most tokens that a sequence may have on a model, and what says so."""
+    pool_tokens = info.kv_blocks * info.block_tokens
+    blocks = f"({info.kv_blocks} blocks of {info.block_tokens})"
+    return [
+        (info.max_context, f"model {model!r} has a context of {info.max_context} tokens"),
+        (pool_tokens, f"the KV pool of model {model!r} holds {pool_tokens} tokens {blocks}"),
+    ]
 
 
 def _too_long(generation: Generation, limit: str) -> PromptTooLong:

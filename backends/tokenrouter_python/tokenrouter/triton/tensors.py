@@ -40,6 +40,7 @@ class Input:
 _ROUTED_INPUTS: dict[str, Input] = {
     "text_input": Input("STRING", field="text_input"),
     "input_ids": Input("INT32", (-1,), field="input_ids"),
+    "add_special_tokens": Input("BOOL", field="add_special_tokens"),
     "max_tokens": Input("INT32", field="max_tokens"),
     "min_tokens": Input("INT32", field="min_tokens"),
     "min_length": Input("INT32", field="min_tokens"),
