@@ -46,7 +46,7 @@ unit: venv
 	$(BIN)/python -m pytest tests --ignore=tests/integration -n auto --maxprocesses=8 -q
 
 integration: venv
-	$(BIN)/python -m pytest tests/integration -n auto --maxprocesses=4 --dist loadgroup --no-loadscope-reorder -q
+	$(BIN)/python -m pytest tests/integration -n auto --maxprocesses=4 --dist loadscope --no-loadscope-reorder -q
 
 check: venv ## ruff, format, mypy --strict
 	$(BIN)/ruff check $(CODE)

@@ -14,27 +14,23 @@ from tests.support.watch import pytest_runtest_setup, pytest_runtest_teardown
 __all__ = ["nothing_left", "offline", "pytest_runtest_setup", "pytest_runtest_teardown", "shared", "shared_repository"]
 
 
-_LONGEST_FIRST = ("shared", "test_server_tensorrt_llm", "test_server_lifecycle", "test_scheduling", "test_readme")
+# What waits longest for servers of its own; the files of the shared server fill the gaps at the end.
+_LONGEST_FIRST = (
+    "test_server_tensorrt_llm",
+    "test_readme",
+    "test_server_lifecycle",
+    "test_launcher",
+    "test_container_serve",
+    "test_standard_baseline",
+    "test_scheduling",
+    "test_harness",
+)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one server stay on one worker and keep their order (`--dist loadgroup`); the long groups come first."""
-    here = [item for item in items if item.get_closest_marker("integration")]
-    for item in here:
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
-    ranks = {group: rank for rank, group in enumerate(_LONGEST_FIRST)}
-    here.sort(key=lambda item: ranks.get(_group(item), len(ranks)))
-    items[:] = [item for item in items if item not in here] + here
-
-
-def _group(item: pytest.Item) -> str:
-    """Whose server a test uses: the shared one, its file's, or (with a model repository of its own) one of its own."""
-    names = getattr(item, "fixturenames", ())
-    if "shared" in names:
-        return "shared"
-    return "" if "write_model" in names else item.path.stem
+    """The order in which workers get files (`--dist loadscope --no-loadscope-reorder`)."""
+    ranks = {name: rank for rank, name in enumerate(_LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
 
 
 @pytest.fixture(name="write_model")
