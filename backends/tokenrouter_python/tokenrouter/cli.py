@@ -41,19 +41,15 @@ def generate(
     offline: Annotated[Path | None, typer.Option(help="Run this model repository here, without a server.")] = None,
 ) -> None:
     """Prints one response, coloured by the model that wrote each token, and who wrote how much."""
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    fields: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "policy": policy,
-        "policy_params": policy_params,
-        **{name: value for name, value in sampling.items() if value is not None},
-    }
+    given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    given |= {"max_tokens": max_tokens, "policy": policy, "policy_params": policy_params}
+    fields = {name: value for name, value in given.items() if value is not None}
     try:
         pieces = _offline(offline, model, prompt, fields) if offline else _server(url, model, prompt, fields)
         _print(pieces, stream=stream)
     except RouterError as exc:
         Console(stderr=True).print(Text(f"error: {exc}", style="bold red"))
-        raise typer.Exit(1) from exc
+        raise typer.Exit(2) from exc
 
 
 Piece = tuple[str, str, int, "dict[str, Any] | None"]
