@@ -131,7 +131,6 @@ class Stream:
 
     Args:
         url: host:port of Triton's gRPC endpoint.
-        keep: keep the bytes of all messages.
         on_finished: called in the receiving thread for each request that ended.
     """
 
@@ -184,7 +183,6 @@ class ClosedLoop:
     Args:
         url: host:port of the gRPC endpoint.
         request: the request of a number, from 0 on, or None if there are no more.
-        in_flight: requests at once.
         keep: keep all messages, for `messages`; the requests' ids are their numbers then.
 
     Attributes:

@@ -34,12 +34,9 @@ class Recipe:
 
     Attributes:
         num_heads: Attention heads, of 32 channels each.
-        steps: Optimiser steps.
-        batch_size: Sequences per step.
         matrix_rate: Peak learning rate of the layers' matrices (Muon).
         other_rate: Peak learning rate of the embedding and the norms (AdamW).
         warmup_steps: Steps of linear warm-up before the cosine decay to zero.
-        weight_decay: Decay of the layers' matrices.
         seed: Of the weights and of the training problems.
     """
 
@@ -136,9 +133,7 @@ def train(recipe: Recipe, *, report: LateProgress | None = None, name: str = "")
     """Trains one model; returns it in evaluation mode.
 
     Args:
-        recipe: shape and schedule.
         report: told every step, and every `_PROBE_EVERY` steps the held-out accuracy.
-        name: what it is called there.
     """
     model = build_model(recipe)
     optimizers = _optimizers(model, recipe)

@@ -56,9 +56,6 @@ def build_chain(
     """Enumerates the reachable states, breadth first and a whole frontier at a time.
 
     Args:
-        network: the stations.
-        thresholds: one per model, feasible.
-        scatters: `scatter_tables(network)`.
         max_transitions: limit on memory; beyond it `TooLarge` is raised.
     """
     codec = Codec.of(network)

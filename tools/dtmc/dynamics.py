@@ -52,9 +52,7 @@ def launch(states: States, thresholds: npt.NDArray[np.int64], network: Network) 
     """Starts every idle station that has its threshold: it takes all that wait, up to its maximum batch.
 
     Args:
-        states: after arrivals.
         thresholds: [S, 1], or [S, rows] for one vector per state.
-        network: for step times and maximum batches.
     """
     waiting, running, residual = states
     starts = (running == 0) & (waiting >= thresholds)

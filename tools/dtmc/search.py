@@ -33,13 +33,10 @@ class SearchResult:
     """Best thresholds for one number of requests in flight.
 
     Attributes:
-        inflight: N.
-        thresholds: B*, by model name.
         tokens_per_second: throughput at B*.
         eager_tokens_per_second: throughput with every threshold 1.
         mean_tpot_ms: mean time per output token of one request at B*, N / throughput. At a given N the largest
             throughput is also the smallest mean time per output token.
-        feasible: size of the feasible set.
         evaluated: vectors solved exactly.
         pruned: vectors dropped on sampled evidence, without an exact solution.
         undecided: vectors neither solved nor dropped: over the limit, and within sampling error of the best.
@@ -96,11 +93,7 @@ def search(
     """Finds the best feasible thresholds.
 
     Args:
-        profile: the deployment.
-        inflight: N, requests in flight.
         exhaustive: solve every feasible vector exactly, whatever it takes.
-        max_transitions: largest chain that is solved exactly.
-        report: called with the stage and the completed share of it.
 
     Raises:
         TooLarge: exhaustive, and some chain is over `max_transitions`.

@@ -27,9 +27,7 @@ class Point:
 
     Attributes:
         threshold: B of the model that is varied.
-        tokens_per_second: by the chain.
         standard_error: of it; 0 when the chain was solved exactly.
-        simulated_tokens_per_second: by the simulator, if asked for.
     """
 
     threshold: int

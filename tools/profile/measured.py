@@ -25,13 +25,9 @@ class Measured:
 
     Attributes:
         source: what was observed, for the header.
-        steps: step times.
-        rows: routes.
-        max_batch: most requests in one step.
         entry: where most responses began.
         started: responses that began at each model.
         handoff_ms: mean time of a hand-off to an idle model; 0 without one.
-        handoffs: how many those were.
     """
 
     source: str

@@ -34,7 +34,6 @@ class Sums:
     """Everything that the fit needs. `squares` and `products` are sums over all steps.
 
     Attributes:
-        groups: by batch size.
         seconds_squared: sum of t * t.
         extended_squared: sum of e * e.
         seconds_extended: sum of t * e.
@@ -59,7 +58,6 @@ class StepFit:
         steps: batch size -> observations behind it.
         extend_ms_per_token: per extended token; 0 if it cannot be told from 0.
         slope_error_ms: standard error of the slope; NaN if it could not be estimated.
-        extended_tokens: extended tokens behind it.
         left_out: batch sizes with too few steps, and how many.
     """
 

@@ -27,13 +27,7 @@ class VirtualClock:
 
 
 class VirtualEngine:
-    """Satisfies `engines.base.Engine`: every token is 0, and a step moves the clock on by its time.
-
-    Args:
-        model: step times.
-        clock: of the same model.
-        max_batch: most requests in one step.
-    """
+    """Satisfies `engines.base.Engine`: every token is 0, and a step moves the clock on by its time."""
 
     def __init__(self, model: ModelProfile, clock: VirtualClock, *, max_batch: int) -> None:
         self._clock = clock

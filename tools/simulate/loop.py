@@ -48,12 +48,9 @@ class EventLoop:
     """Advances from instant to instant.
 
     Args:
-        deployment: connected state machines.
-        clients: where requests come from.
         inflight: number of requests that the closed loop keeps; None is the open loop.
         handoff_ns: time of a message from the orchestrator to a model.
         think_ns: closed loop: from the end of a response to the next request in its place.
-        on_step: told every step when it starts, or None.
     """
 
     def __init__(

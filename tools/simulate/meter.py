@@ -17,8 +17,6 @@ class Step:
     """One step of one model, for timelines and traces.
 
     Attributes:
-        model: its name.
-        start_ns, end_ns: simulated time.
         requests: who took part, in the order of the batch.
         extended_tokens: new tokens beyond one per request.
         reason: why it started, see `batcher.Reason`.

@@ -41,14 +41,8 @@ class SimulationResult:
         adjusted_tokens_per_second: the same throughput with the luck of the routing draws taken out: how often each
             move was drawn more often than its probability says is regressed away (control variates). Equal to
             `tokens_per_second` when responses end, since the last move of a response is not seen.
-        adjusted_standard_error: of it.
         simulated_s: counted time, warm-up not included.
-        tokens: tokens counted.
-        mean_in_flight: requests in flight, mean over time.
-        requests_finished: responses that ended.
         events: instants at which anything happened.
-        steps: engine steps.
-        handoffs: moves from one model to another.
         time_to_first_token_ms: from arrival (queue included) to the report of the first token.
         inter_token_ms: between tokens of a response.
         end_to_end_ms: from arrival to the last token.

@@ -49,17 +49,13 @@ def simulate(
     that both give the same numbers; with `response_tokens` another request starts at once when one ends.
 
     Args:
-        profile: step times, routing, committed tokens, hand-off time.
         inflight: requests in flight; in the open loop, the most that are admitted at once.
         thresholds: per model B, or a table from requests in flight to B; models left out are eager (1).
         tokens: committed tokens to count; default 20,000 if `seconds` is not given either.
         seconds: simulated time to count instead.
         warmup: share of that length that runs before counting starts.
-        seed: the same seed gives the same result.
         rate: open loop: arrivals per second (Poisson); needs `response_tokens`.
-        response_tokens: mean tokens of a response.
         shape: whether responses all have that length, or geometric lengths.
-        prompt_tokens: tokens of a prompt.
         max_queue_delay_ms: longest wait for a threshold; None is no limit. In the open loop a threshold above 1
             needs one, since few requests in flight may never reach it.
         think_ms: closed loop: time from the end of a response to the next request of that client.

@@ -33,12 +33,9 @@ class Task:
     """What is collected.
 
     Attributes:
-        examples: the questions.
         checker: judges answers; None = labels by comparison of texts.
         text: whose text the small model reads: `large` answers (R2R) or `gold` completions (CITER, Co-LLM).
-        max_tokens: longest answer.
         sentence: without a checker, longest continuation that is compared, in tokens.
-        top: how many logits are kept.
     """
 
     examples: Sequence[Example]

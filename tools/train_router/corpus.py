@@ -24,10 +24,7 @@ class Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is not per token.
 
     Attributes:
-        models: names, small first.
-        folders: their checkpoint folders.
         text: `large` (the large model's answers) or `gold` (reference texts).
-        examples: the questions.
         small_right, large_right: whether each model alone answers right; null where nobody knows.
     """
 
@@ -44,7 +41,6 @@ class Corpus:
     """Labelled features, T rows, text after text.
 
     Attributes:
-        facts: what is not per token.
         hidden: [T, H] of the small model, fed to its LM head.
         top_logits: [T, K] float32, its largest raw logits, falling.
         small_token, large_token, target: [T] int64: greedy choice of each model, and the text's token.

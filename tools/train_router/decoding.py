@@ -32,10 +32,6 @@ def greedy(
     """Continues every prefix until an end id, `max_tokens` tokens, or the engine's longest sequence.
 
     Args:
-        engine: runs the steps.
-        prefixes: token ids, at least one each.
-        max_tokens: most new tokens of a sequence.
-        end_ids: a sequence ends with the first of these.
         progress: called with 1 for each finished sequence.
 
     Returns:

@@ -47,7 +47,6 @@ def read(model: Any, texts: Sequence[Text], top: int, progress: Callable[[int], 
         model: a Hugging Face causal LM with its own attention.
         texts: what it reads; both parts at least one token.
         top: K, how many logits are kept (R2R: 100); fewer if the vocabulary is smaller.
-        progress: called with the number of texts of each finished batch.
     """
     decoder, head = split(model)
     rows: list[Features | None] = [None] * len(texts)

@@ -19,8 +19,6 @@ class Schedule:
 
     Attributes:
         rate, weight_decay: of AdamW.
-        batch: rows per step.
-        epochs: at most so many.
         patience: stop after so many epochs without a better validation loss.
         seed: of weights, order and dropout.
     """
@@ -70,12 +68,9 @@ def fit(
 
     Args:
         make: builds the network; called after seeding.
-        inputs: rows -> inputs.
         labels: [T], 1, 0, or negative for rows that do not count.
         validation: [T] bool, rows that are not trained on.
-        schedule: see there.
         positive_weight: of label 1; by default zeros / ones among the training rows (R2R).
-        title: of the progress bar.
 
     Raises:
         ValueError: a split has no rows, or the training rows are all of one class.

@@ -24,7 +24,6 @@ def mismatches(small: Tensor, target: Tensor, end_ids: Collection[int]) -> Tenso
     Args:
         small: [T] int64, the small model's argmax.
         target: [T] int64, the text's token.
-        end_ids: ids that end a text.
     """
     ends = torch.isin(target, torch.tensor(sorted(end_ids), dtype=target.dtype))
     return ((small != target) & ~ends).nonzero()[:, 0]
@@ -34,7 +33,6 @@ def divergent(rows: int, index: Tensor, verdicts: Sequence[bool | None]) -> Tens
     """R2R: 1 where the continuation from the small model's token goes wrong, 0 elsewhere.
 
     Args:
-        rows: T.
         index: [M] the judged rows.
         verdicts: M times: whether the continuation diverges; None = cannot tell.
 

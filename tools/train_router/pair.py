@@ -23,8 +23,6 @@ class Pair:
 
     Attributes:
         small, large: folders in Hugging Face format with one tokenizer.
-        names: what they are called, small first.
-        batch: sequences decoded together.
         device, dtype: as in `TorchEngineConfig`.
     """
 

@@ -50,10 +50,7 @@ def by_share(
 
     Args:
         measure: threshold -> share of the large model. Monotone up to noise.
-        share: wanted.
         rising: whether a higher threshold gives the large model more (CITER) or less.
-        steps: most calls of `measure`.
-        tolerance: good enough.
 
     Returns:
         The threshold that came nearest, and its share.
@@ -86,10 +83,7 @@ def routed_share(
 
     Args:
         router: the deployment, small model first.
-        prompts: to run.
-        policy: ``r2r``, ``citer`` or ``collm``.
         checkpoint: its file, relative to the model repository.
-        max_tokens: longest answer.
     """
 
     def measure(threshold: float) -> float:

@@ -37,7 +37,6 @@ class Trained:
 
     Attributes:
         router: ready for `save_router`; its threshold is the one by recall (R2R's rule), or by share (query-level).
-        quality: on validation rows.
         recall, positives: of the threshold, on the same rows.
     """
 
@@ -60,7 +59,6 @@ def train_r2r(
         corpus: over the large model's own answers.
         embedding: [V, E] input embedding of the small model; frozen, and not stored.
         recall: what the stored threshold has at least.
-        sizes: of the backbone.
     """
     hidden, logits, tokens = corpus.hidden.float(), corpus.top_logits, embed(embedding, corpus.small_token)
     network, quality = fit(
