@@ -14,7 +14,14 @@ from tests.support.repositories import END_ID, emulated_spec, write_emulated
 from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.channel.framing import frame
 from tokenrouter.channel.unix import UnixCarrier, socket_path
-from tokenrouter.errors import ConfigError, DeadlineExceeded, ModelUnavailable, RequestCancelled
+from tokenrouter.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelUnavailable,
+    PromptTooLong,
+    RequestCancelled,
+)
 from tokenrouter.loops import DecodingLoop, OrchestratorLoop
 from tokenrouter.messages import InFlight, Report, encode
 from tokenrouter.offline import TokenRouter
@@ -192,6 +199,16 @@ def test_requests_that_wait_too_long_are_refused_while_another_runs(serve: Calla
     assert not running.updates[-1].final
     server.loop.cancel(running)
     running.final()
+
+
+def test_refused_requests_are_told_so_and_counted_in_their_own_reason(serve: Callable[..., Server]) -> None:
+    server = serve(max_seq_len=64).start("small", "large")
+    server.submit(max_tokens=5).final()
+    assert isinstance(server.submit(max_tokens=1000).final().error, PromptTooLong)
+    refused = Collected()
+    server.loop.refuse(refused, InvalidRequest("max_tokens is missing"))
+    assert isinstance(refused.final().error, InvalidRequest)
+    assert server.orchestrator.statistics.failed == {"prompt_too_long": 1, "invalid_request": 1}
 
 
 def test_a_stopping_loop_tells_everybody(serve: Callable[..., Server]) -> None:

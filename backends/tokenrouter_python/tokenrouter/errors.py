@@ -80,6 +80,11 @@ class InternalError(RouterError):
     slug = "internal"
 
 
+def slugs(error: type[RouterError] = RouterError) -> set[str]:
+    """Of an error and all of its kinds."""
+    return {error.slug}.union(*map(slugs, error.__subclasses__()))
+
+
 def assert_never(value: NoReturn) -> NoReturn:
     """Where mypy has to prove that all members of an enum are handled; as in `typing`, but Python 3.10 has none."""
     raise InternalError(f"bug: {value!r} is not handled")

@@ -173,6 +173,10 @@ class OrchestratorLoop:
         """Hands a request over; callable from any thread. Everything else is told to `reply`."""
         self._call(lambda now_ns: self._submit(request, reply, arrived_ns, now_ns))
 
+    def refuse(self, reply: Reply, error: RouterError) -> None:
+        """A request that is no valid one is told so, and counted; callable from any thread."""
+        self._call(lambda _: self._refuse(reply, error))
+
     def cancel(self, reply: Reply) -> None:
         """The client of this reply went away; callable from any thread. Nothing happens if the request is over."""
         self._call(lambda now_ns: self._cancel(reply, now_ns))
@@ -230,10 +234,14 @@ class OrchestratorLoop:
                 raise _stopped()
             key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns)
         except RouterError as exc:
-            reply.update(Update(0, error=exc))
+            self._refuse(reply, exc)
         else:
             self._replies[key] = reply
             self._keys[reply] = key
+
+    def _refuse(self, reply: Reply, error: RouterError) -> None:
+        self._orchestrator.statistics.failed[error.slug] += 1
+        reply.update(Update(0, error=error))
 
     def _cancel(self, reply: Reply, now_ns: int) -> None:
         key = self._keys.get(reply)

@@ -65,7 +65,7 @@ from tokenrouter.response import Update
 from tokenrouter.statistics import OrchestratorStatistics
 
 # How a response ended, as clients are told; every other end is an error.
-_FINISH_REASONS: dict[AnyEvent, str] = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Event.TIMED_OUT: "timeout"}
+FINISH_REASONS: dict[AnyEvent, str] = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Event.TIMED_OUT: "timeout"}
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Orchestrator:
         """What a model reports of a request: tokens first, then what became of it."""
         update = self._commit(generation, row, now_ns) if row.tokens else None
         outcome = Outcome.STOP if generation.transcript.stopped else row.outcome
-        if update is not None and generation.request.stream and outcome not in _FINISH_REASONS:
+        if update is not None and generation.request.stream and outcome not in FINISH_REASONS:
             self._updates.append(update)
         match outcome:
             case Outcome.STAY:
@@ -351,7 +351,7 @@ class Orchestrator:
     def _finish(self, generation: Generation, event: AnyEvent, update: Update | None = None) -> None:
         """The response is complete, or as complete as its time allows."""
         self._close(generation, event)
-        reason = _FINISH_REASONS[event]
+        reason = FINISH_REASONS[event]
         update = generation.transcript.finish(update)
         update.result = generation.result(reason)
         self.statistics.finished[reason] += 1

@@ -11,7 +11,6 @@ from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
-from tokenrouter.response import Update
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import Input, check_parameters, read_inputs
@@ -64,10 +63,9 @@ class Frontend:
             fields, call = read_inputs(tensors, self._inputs)
             built = self._entry.builder.build(fields, timeout_ns=self._timeout_ns(request))
         except RouterError as exc:
-            reply.update(Update(0, error=exc))
+            self._loop.refuse(reply, exc)
         except Exception as exc:
-            error = InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}")
-            reply.update(Update(0, error=error))
+            self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}"))
         else:
             reply.accept(call, stream=built.stream, prompt=built.prompt, prompt_tokens=len(built.tokens))
             self._responder.watch(reply)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.errors import slugs
+from tokenrouter.orchestrator.machine import FINISH_REASONS, Orchestrator
 from tokenrouter.statistics import CacheStatistics, Histogram, StepTimes, SubserverStatistics
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _TAKEN = ("tokenrouter_statistics_seconds", "When this model's numbers were take
 
 class _Series:
     """Metric families and their series, made on first use; only changes are sent to Triton.
+
+    What can be counted is published at 0 before it first happens, or a rate over it would miss the first time.
 
     Histograms are published as counters with cumulative `le` buckets: Triton's own histogram takes one call per
     observation, ours arrive in batches.
@@ -148,12 +151,13 @@ class OrchestratorMetrics:
         series.counter("tokenrouter_stale_messages", "Messages of old visits, dropped", numbers.stale_messages)
         series.counter("tokenrouter_recovered", "Requests sent again to a model that lost them", numbers.recovered)
         series.counter("tokenrouter_handoffs", "Hand-offs relayed", numbers.handoffs)
-        for reason, count in list(numbers.finished.items()):
-            series.counter("tokenrouter_finished", "Requests finished", count, reason=reason)
-        for slug, count in list(numbers.failed.items()):
-            series.counter("tokenrouter_failed", "Requests failed", count, reason=slug)
-        for writer, count in list(numbers.tokens_by_model.items()):
-            series.counter("tokenrouter_tokens", "Tokens committed, by the model that wrote them", count, writer=writer)
+        for reason in FINISH_REASONS.values():
+            series.counter("tokenrouter_finished", "Requests finished", numbers.finished[reason], reason=reason)
+        for slug in sorted(slugs()):
+            series.counter("tokenrouter_failed", "Requests failed or refused", numbers.failed[slug], reason=slug)
+        for name in orchestrator.settings.models:
+            tokens = numbers.tokens_by_model[name]
+            series.counter("tokenrouter_tokens", "Tokens committed, by the model that wrote them", tokens, writer=name)
         for name in orchestrator.settings.models:
             blocks = orchestrator.reserved_blocks(name)
             series.gauge("tokenrouter_ledger_blocks", "KV blocks reserved in the ledger", blocks, subserver=name)

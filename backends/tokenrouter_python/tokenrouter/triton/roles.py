@@ -57,6 +57,7 @@ class OrchestratorRole:
             outputs=frozenset(ENTRY_OUTPUTS),
             changed=self._publisher.changed,
         )
+        self._publisher.changed()
 
     def execute(self, requests: Sequence[Any]) -> None:
         self._frontend.execute(requests)

@@ -1,0 +1,70 @@
+"""What an orchestrator publishes, with a double of Triton's metrics."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.unit.cluster import Cluster, request
+from tokenrouter.errors import Overloaded, RouterError
+
+Series = dict[tuple[str, str, str], float]
+
+
+class Metric:
+    def __init__(self, series: Series, key: tuple[str, str, str]) -> None:
+        self._series, self._key = series, key
+        series[key] = 0.0
+
+    def set(self, value: float) -> None:
+        self._series[self._key] = value
+
+    def increment(self, value: float) -> None:
+        self._series[self._key] += value
+
+
+@pytest.fixture
+def series(triton: ModuleType) -> Series:
+    """Values by name, kind of label and label."""
+    found: Series = {}
+
+    class MetricFamily:
+        GAUGE, COUNTER = "gauge", "counter"
+
+        def __init__(self, *, name: str, description: str, kind: str) -> None:
+            self._name = name
+
+        def Metric(self, *, labels: dict[str, str]) -> Metric:
+            kind, label = next(((k, v) for k, v in labels.items() if k != "model"), ("", ""))
+            return Metric(found, (self._name, kind, label))
+
+    module: Any = triton
+    module.MetricFamily = MetricFamily
+    return found
+
+
+def reasons(series: Series, name: str) -> dict[str, float]:
+    return {label: value for (found, kind, label), value in series.items() if (found, kind) == (name, "reason")}
+
+
+def test_every_reason_and_writer_is_there_from_the_start_and_counts(series: Series) -> None:
+    from tokenrouter.triton.metrics import OrchestratorMetrics
+
+    cluster = Cluster()
+    metrics = OrchestratorMetrics("tokenrouter", cluster.orchestrator)
+    metrics.publish()
+    failed, finished = reasons(series, "tokenrouter_failed"), reasons(series, "tokenrouter_finished")
+    assert {RouterError.slug, Overloaded.slug, "invalid_request", "prompt_too_long", "cancelled"} <= failed.keys()
+    assert finished.keys() == {"stop", "length", "timeout"}
+    assert not any([*failed.values(), *finished.values()])
+    assert {writer for name, _, writer in series if name == "tokenrouter_tokens"} == {"small", "large"}
+
+    cluster.submit(request([1, 2]))
+    cancelled = cluster.submit(request([1, 2]))
+    cluster.orchestrator.cancel(cancelled, now_ns=0)
+    cluster.run()
+    metrics.publish()
+    assert reasons(series, "tokenrouter_failed") == failed | {"cancelled": 1}
+    assert reasons(series, "tokenrouter_finished") == finished | {"stop": 1}
