@@ -103,8 +103,8 @@ def stub_tokenizer(name: str) -> Tokenizer:
     return tokenizer
 
 
-def write_stub(folder: Path, name: str, *, weight_bytes: int | None = None) -> Path:
-    """A checkpoint folder without weights: true config.json, small tokenizer, and an index if `weight_bytes` is given.
+def write_stub(folder: Path, name: str) -> Path:
+    """A checkpoint folder without weights: true config.json and a small tokenizer.
 
     generation_config.json names the small tokenizer's end token, since ids have to lie inside it.
     """
@@ -112,16 +112,11 @@ def write_stub(folder: Path, name: str, *, weight_bytes: int | None = None) -> P
     (folder / "config.json").write_text(json.dumps(PUBLISHED[name].config()))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": STUB_END_ID}))
     stub_tokenizer(name).save(str(folder / "tokenizer.json"))
-    if weight_bytes is not None:
-        index = {"metadata": {"total_size": weight_bytes}, "weight_map": {}}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 
 def write_stubs(folder: Path) -> Path:
-    """Every model of the table under its name, with the index that its weights would have. Returns the folder."""
-    for name, model in PUBLISHED.items():
-        bytes_each = {"bfloat16": 2, "float16": 2, "float32": 4}[model.dtype]
-        weight_bytes = None if model.parameters is None else model.parameters * bytes_each
-        write_stub(folder / name, name, weight_bytes=weight_bytes)
+    """Every model of the table under its name. Returns the folder."""
+    for name in PUBLISHED:
+        write_stub(folder / name, name)
     return folder

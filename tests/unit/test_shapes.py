@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from tests.support.published_models import PUBLISHED, write_stub
 from tokenrouter.errors import ConfigError
@@ -86,14 +89,35 @@ def test_dtypes_scale_weights_and_kv(tmp_path: Path) -> None:
         small.weight_bytes(dtype="int3")
 
 
-def test_files_count_more_than_the_formula(tmp_path: Path) -> None:
-    folder = write_stub(tmp_path / "m", "Qwen3-0.6B", weight_bytes=1000)
-    assert read_shape(folder).weight_bytes() == 1000
-    assert read_shape(folder).weight_bytes(dtype="float32") == 2000
-    (folder / "model.safetensors.index.json").unlink()
-    (folder / "a.safetensors").write_bytes(b"x" * 30)
-    (folder / "b.safetensors").write_bytes(b"x" * 12)
-    assert read_shape(folder).weight_bytes() == 42
+def put(path: Path, dtype: str, **shapes: list[int]) -> None:
+    """A safetensors file of zeros."""
+    from safetensors.torch import save_file
+
+    save_file({name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, shape in shapes.items()}, path)
+
+
+def test_what_will_be_loaded_counts_more_than_the_formula(tmp_path: Path) -> None:
+    folder = write_stub(tmp_path / "m", "Qwen3-0.6B")
+    put(folder / "a.safetensors", "bfloat16", x=[5, 100])
+    put(folder / "b.safetensors", "float32", y=[100])  # becomes bfloat16, as config.json says
+    put(folder / "consolidated.safetensors", "bfloat16", z=[10_000])
+    assert read_shape(folder).weight_bytes() == 2 * 600
+    assert read_shape(folder).weight_bytes(dtype="float32") == 4 * 600
+    index = {"metadata": {"total_size": 9}, "weight_map": {"x": "a.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_shape(folder).weight_bytes() == 2 * 500
+    put(folder / "model.safetensors", "bfloat16", w=[7])
+    assert read_shape(folder).weight_bytes() == 2 * 7
+
+
+def test_without_a_dtype_in_config_json_the_headers_say_it(tmp_path: Path) -> None:
+    folder = write_stub(tmp_path / "m", "Qwen3-0.6B")
+    config = json.loads((folder / "config.json").read_text())
+    del config["torch_dtype"]
+    (folder / "config.json").write_text(json.dumps(config))
+    put(folder / "model.safetensors", "bfloat16", x=[500])
+    assert read_shape(folder).weight_bytes() == 2 * 500
+    assert read_shape(folder).kv_bytes_per_token() == KV_BYTES["Qwen3-0.6B"]
 
 
 def test_quantized_weights_are_taken_from_their_files_alone(tmp_path: Path) -> None:
@@ -102,8 +126,37 @@ def test_quantized_weights_are_taken_from_their_files_alone(tmp_path: Path) -> N
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ConfigError, match="quantized weights without safetensors files"):
         read_shape(folder).weight_bytes()
-    (folder / "a.safetensors").write_bytes(b"x" * 30)
+    put(folder / "a.safetensors", "float8_e4m3fn", x=[30])
     assert read_shape(folder).weight_bytes(dtype="float32") == 30
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "heads", "kv_heads", "head_dim", "context"),
+    [
+        (transformers.GPT2Config(n_layer=2, n_head=4, n_embd=32, n_positions=64), 2, 4, 4, 8, 64),
+        (transformers.GPTJConfig(n_layer=2, n_head=4, n_embd=32, n_positions=64), 2, 4, 4, 8, 64),
+        (transformers.OPTConfig(num_hidden_layers=2, num_attention_heads=4, hidden_size=32), 2, 4, 4, 8, 2048),
+        # Gemma's heads are not hidden / heads wide, and its file need not say so.
+        (transformers.GemmaConfig(num_hidden_layers=2, num_attention_heads=4, hidden_size=32), 2, 4, 16, 256, 8192),
+    ],
+)
+def test_other_families_name_their_sizes_otherwise(
+    tmp_path: Path, config: Any, layers: int, heads: int, kv_heads: int, head_dim: int, context: int
+) -> None:
+    config.save_pretrained(tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    found = read_shape(tmp_path)
+    assert (found.layers, found.heads, found.kv_heads, found.head_dim) == (layers, heads, kv_heads, head_dim)
+    assert found.max_context == context
+
+
+def test_a_model_of_text_and_images_has_its_sizes_in_a_part(tmp_path: Path) -> None:
+    text = transformers.LlamaConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=32)
+    transformers.LlavaConfig(text_config=text).save_pretrained(tmp_path)
+    found = read_shape(tmp_path)
+    assert (found.family, found.layers, found.heads, found.kv_heads, found.hidden) == ("llama", 2, 4, 2, 32)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tokenrouter.vocabulary import check_same_tokenizer
 from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import name_problems
 from tools.build_repository.kv_budget import deployment_budget
-from tools.build_repository.model_checks import caught, model_problems
+from tools.build_repository.model_checks import caught, checkpoint_problems, model_problems
 from tools.build_repository.routers import policy_params, router_problems
 from tools.build_repository.spec import DeploymentSpec
 from tools.build_repository.thresholds import threshold_problems, tuned
@@ -84,6 +84,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
         folder = output / name / "1" if model.checkpoint == VERSION_FOLDER else Path(model.checkpoint)
         if (folder / "config.json").is_file():
             folders[name] = folder
+            yield from (f"models.{name}.{problem}" for problem in checkpoint_problems(model, folder))
         elif model.checkpoint != VERSION_FOLDER:
             missing = True
             yield (
@@ -92,7 +93,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
             )
         if model.checkpoint == VERSION_FOLDER and model.gpus:
             yield f"models.{name}.checkpoint is missing; the KV budget needs a folder in Hugging Face format"
-    if len(folders) > 1 and not missing:
+    if folders and not missing:
         entry = spec.entry
         yield from caught(
             lambda: check_same_tokenizer(

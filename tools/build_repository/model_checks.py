@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-from tokenrouter.config import ENGINES, VERSION_FOLDER
+from tokenrouter.config import ENGINES
 from tokenrouter.engines.tensorrt_llm.config import OWN_KEYS, unknown
 from tokenrouter.errors import ConfigError, RouterError
+from tokenrouter.weights import stored_tensors
 from tools.build_repository.shapes import read_shape
 from tools.build_repository.spec import ModelSpec
 
@@ -33,8 +35,37 @@ def model_problems(model: ModelSpec) -> Iterator[str]:
         yield f"engine is {model.engine!r}; known: {', '.join(ENGINES)}"
     yield from _gpu_problems(model)
     yield from (f"options.{problem}" for problem in _option_problems(model))
-    if model.checkpoint != VERSION_FOLDER and (Path(model.checkpoint) / "config.json").is_file():
-        yield from _shape_problems(model)
+
+
+def checkpoint_problems(model: ModelSpec, folder: Path) -> Iterator[str]:
+    """What is wrong with the files of a checkpoint folder that has a config.json; the emulated engine reads none."""
+    if model.engine not in ("torch", "tensorrt_llm"):
+        return
+    problems = caught(lambda: stored_tensors(folder)) or caught(lambda: _refuse_unloadable(model, folder))
+    yield from (f"checkpoint: {problem}" for problem in problems)
+    if model.gpus and not problems:
+        yield from _shape_problems(model, folder)
+
+
+def _refuse_unloadable(model: ModelSpec, folder: Path) -> None:
+    """Raises ConfigError for what loading would refuse, minutes later and perhaps on another machine."""
+    own = model.engine == "torch"
+    if not own and not (stored_tensors(folder) and find_spec("torch") and find_spec("transformers")):
+        return
+    from tokenrouter.engines.torch.complete import check_complete
+    from tokenrouter.engines.torch.config import TorchEngineConfig
+    from tokenrouter.engines.torch.loading import position_limit, read_config, refuse_unsupported
+
+    try:
+        config = read_config(folder)
+    except ConfigError:
+        if own:
+            raise
+        return  # TensorRT-LLM knows models that transformers does not
+    if own:
+        settings = TorchEngineConfig.from_mapping(model.options)
+        refuse_unsupported(config, settings.resolve_seq_len(position_limit(config)))
+    check_complete(folder, config)
 
 
 def _gpu_problems(model: ModelSpec) -> Iterator[str]:
@@ -89,9 +120,9 @@ def _type_problems(model: ModelSpec) -> Iterator[str]:
             yield f"{key} is {value!r}; it is a whole number of at least 1"
 
 
-def _shape_problems(model: ModelSpec) -> Iterator[str]:
+def _shape_problems(model: ModelSpec, folder: Path) -> Iterator[str]:
     try:
-        shape = read_shape(Path(model.checkpoint))
+        shape = read_shape(folder)
     except ConfigError as exc:
         yield f"checkpoint: {exc}"
         return

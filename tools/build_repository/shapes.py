@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenrouter.checkpoint import read_json
 from tokenrouter.errors import ConfigError
+from tokenrouter.weights import StoredTensor, stored_tensors
 
+_STORED_DTYPES = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4, "fp8": 1}
 _FAMILIES = ("llama", "qwen2", "qwen3")
 
@@ -32,7 +37,7 @@ class ModelShape:
     family: str
     layers: int
     hidden: int
-    intermediate: int
+    intermediate: int | None
     heads: int
     kv_heads: int
     head_dim: int
@@ -57,6 +62,8 @@ class ModelShape:
                 f"{self.path}: model_type is {self.family!r}; without safetensors files weights can be computed for "
                 f"{', '.join(_FAMILIES)} only"
             )
+        if self.intermediate is None:
+            raise ConfigError(f"{self.path}: intermediate_size is null; a whole number of at least 1 is needed")
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = 2 * self.hidden * q + 2 * self.hidden * kv + 3 * self.hidden * self.intermediate + 2 * self.hidden
         layer += {"llama": 0, "qwen2": q + 2 * kv, "qwen3": 2 * self.head_dim}[self.family]
@@ -72,20 +79,23 @@ class ModelShape:
         """Bytes of all weights as they are loaded: of the safetensors files if there are any, else computed.
 
         Args:
-            dtype: what weights are converted to; "auto" keeps the stored one.
+            dtype: what weights are converted to; "auto" keeps the checkpoint's own.
 
         Raises:
             ConfigError: neither the files nor the formula tell.
         """
-        target = self.dtype if dtype == "auto" else dtype
-        stored = stored_bytes(self.path.parent)
-        if stored is None and self.quantized:
+        target = dtype_bytes(self.dtype if dtype == "auto" else dtype)
+        stored = stored_tensors(self.path.parent)
+        if not stored and self.quantized:
             raise ConfigError(f"{self.path}: quantized weights without safetensors files; their size is not known")
-        if stored is None:
-            return self.parameters * dtype_bytes(target)
-        if self.quantized:
-            return stored
-        return stored * dtype_bytes(target) // dtype_bytes(self.dtype)
+        if not stored:
+            return self.parameters * target
+        if self.tied:
+            stored.pop("lm_head.weight", None)
+        return sum(
+            tensor.elements * target if tensor.floating and not self.quantized else tensor.size
+            for tensor in stored.values()
+        )
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -99,31 +109,19 @@ def dtype_bytes(dtype: str) -> int:
     return DTYPE_BYTES[dtype]
 
 
-def stored_bytes(folder: Path) -> int | None:
-    """Bytes of the safetensors files: `total_size` of their index, else their own sizes; None if there are none."""
-    index = read_json(folder / "model.safetensors.index.json")
-    if index:
-        try:
-            return int(index["metadata"]["total_size"])
-        except (KeyError, TypeError, ValueError) as exc:
-            raise ConfigError(f"{folder}/model.safetensors.index.json has no metadata.total_size") from exc
-    sizes = [path.stat().st_size for path in folder.glob("*.safetensors")]
-    return sum(sizes) if sizes else None
-
-
 def read_shape(folder: Path) -> ModelShape:
-    """The sizes in a checkpoint's config.json.
+    """The sizes of a checkpoint.
 
     Raises:
-        ConfigError: the file is missing, or lacks a field; the message names it.
+        ConfigError: config.json is missing or lacks a field, or a file of the weights is broken; names it.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing; give a checkpoint folder in Hugging Face format")
-    config = read_json(path)
+    fields = _Fields(path)
 
     def size(key: str, default: int | None = None) -> int:
-        value = config.get(key)
+        value = fields.get(key)
         if value is None:
             value = default
         if not isinstance(value, int) or value < 1:
@@ -133,21 +131,59 @@ def read_shape(folder: Path) -> ModelShape:
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     return ModelShape(
         path=path,
-        family=str(config.get("model_type", "")),
+        family=str(fields.get("model_type") or ""),
         layers=size("num_hidden_layers"),
         hidden=hidden,
-        intermediate=size("intermediate_size"),
+        intermediate=fields.get("intermediate_size"),
         heads=heads,
         kv_heads=size("num_key_value_heads", heads),
         head_dim=size("head_dim", hidden // heads),
         vocab=size("vocab_size"),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        dtype=_stored_dtype(config),
-        max_context=config.get("max_position_embeddings"),
-        quantized="quantization_config" in config,
+        tied=bool(fields.get("tie_word_embeddings")),
+        dtype=fields.dtype() or _most_stored(stored_tensors(folder)),
+        max_context=fields.get("max_position_embeddings"),
+        quantized="quantization_config" in fields.whole,
     )
 
 
-def _stored_dtype(config: dict[str, Any]) -> str:
-    # transformers 5 writes `dtype`, older ones `torch_dtype`.
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+class _Fields:
+    """What config.json says; for what it leaves out, or calls by another name, what transformers makes of it.
+
+    A model of text and images keeps the language model's fields in a part of their own.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path.parent
+        self.whole = read_json(path)
+        self._parts = [part for part in (self.whole.get("text_config"), self.whole) if isinstance(part, dict)]
+
+    def get(self, key: str) -> Any:
+        """None if nobody knows."""
+        for part in self._parts:
+            if part.get(key) is not None:
+                return part[key]
+        return getattr(self._known, key, None)
+
+    def dtype(self) -> str | None:
+        """transformers 5 writes `dtype`, older ones `torch_dtype`."""
+        return next((str(part[key]) for part in self._parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
+
+    @cached_property
+    def _known(self) -> Any:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        try:
+            from transformers import AutoConfig
+
+            config = AutoConfig.from_pretrained(self._folder, local_files_only=True, trust_remote_code=False)
+            return config.get_text_config(decoder=True)
+        except Exception:  # unknown to it, or a field that it refuses: whoever needs the field names it
+            return None
+
+
+def _most_stored(stored: dict[str, StoredTensor]) -> str:
+    """The dtype of most bytes."""
+    sizes: Counter[str] = Counter()
+    for tensor in stored.values():
+        if tensor.floating:
+            sizes[_STORED_DTYPES[tensor.dtype]] += tensor.size
+    return sizes.most_common(1)[0][0] if sizes else "float32"

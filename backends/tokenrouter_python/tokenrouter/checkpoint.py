@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _EMBEDDING = "model.embed_tokens.weight"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
+    refuse_pointer(path)
     try:
         content = json.loads(path.read_text("utf-8"))
     except ValueError as exc:
@@ -31,6 +33,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is no JSON object")
     return content
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raises ConfigError if the file is what Git leaves in its place when its content was not fetched."""
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            raise ConfigError(f"{path} is a Git LFS pointer, not the file; run `git lfs pull` in {path.parent}")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -42,6 +51,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path} is missing; a checkpoint folder needs a fast tokenizer (tokenizer.json)")
+    refuse_pointer(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as exc:

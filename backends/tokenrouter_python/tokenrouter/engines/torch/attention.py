@@ -29,11 +29,13 @@ class AttentionState:
 
     Attributes:
         cache: the engine's cache.
+        max_context: most tokens of a sequence; a window of as many hides nothing.
         step: the step that is running.
         checking: true while the engine checks at load time that this function can serve the model.
     """
 
     cache: PagedCache
+    max_context: int
     step: PackedStep | None = None
     checking: bool = False
 
@@ -82,7 +84,7 @@ def paged_attention(
     """
     state: AttentionState = getattr(module, _ATTRIBUTE)
     if state.checking:
-        _refuse_what_is_ignored(kwargs)
+        _refuse_what_is_ignored(kwargs, state.max_context)
     step = state.step
     assert step is not None
     layer: int = module.layer_idx  # type: ignore[assignment]
@@ -110,10 +112,11 @@ def _attend(cache: PagedCache, layer: int, group: Group, packed: Tensor, scaling
     return output if group.unpad is None else output.index_select(0, group.unpad)
 
 
-def _refuse_what_is_ignored(kwargs: dict[str, Any]) -> None:
+def _refuse_what_is_ignored(kwargs: dict[str, Any], max_context: int) -> None:
     """Raises ConfigError for an argument that changes the result and that this function does not honour."""
     for name in ("sliding_window", "softcap", "s_aux", "position_bias", "block_indices"):
-        if kwargs.get(name) is not None:
+        value = kwargs.get(name)
+        if value is not None and not (name == "sliding_window" and value >= max_context):
             raise ConfigError(
                 f"this model's attention layers use {name!r}, which the torch engine's paged attention does not do; "
                 "serve the model with the tensorrt_llm engine"

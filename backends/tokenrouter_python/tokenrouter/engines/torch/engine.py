@@ -98,7 +98,7 @@ class TorchEngine:
         self._packer = Packer(self._tables, costs, dtype=dtype, device=device)
         # Four dimensions mean "prepared" to transformers: it passes the mask on, and searches no packed sequences.
         self._ready_mask = torch.zeros((1, 1, 1, 1), dtype=dtype, device=device)
-        self._attention = AttentionState(self._cache)
+        self._attention = AttentionState(self._cache, max_context)
         attention.attach(model, self._attention)
 
     @classmethod
@@ -116,7 +116,9 @@ class TorchEngine:
         config = config or TorchEngineConfig()
         device = config.resolve_device()
         torch.set_num_threads(config.threads or 1)
-        model = loading.load_model(Path(path), dtype=config.resolve_dtype(device), device=device)
+        facts = loading.read_config(Path(path))
+        loading.refuse_unsupported(facts, config.resolve_seq_len(loading.position_limit(facts)))
+        model = loading.load_model(Path(path), facts, dtype=config.resolve_dtype(device), device=device)
         if config.threads is None and model.num_parameters() > SINGLE_THREAD_PARAMETERS:
             torch.set_num_threads(default_threads(sharing))
         probe = loading.probe(model)

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from tokenrouter.checkpoint import refuse_pointer
 from tokenrouter.engines.torch import attention
+from tokenrouter.engines.torch.complete import check_complete, refuse_incomplete
 from tokenrouter.errors import ConfigError
 
 PROBE_TOKENS = 8
@@ -47,44 +49,115 @@ class Probe:
     tolerance: float
 
 
-def load_model(path: Path, *, dtype: torch.dtype | Literal["auto"], device: torch.device) -> Any:
-    """Loads a model for inference, with its default attention. Reads local files only.
+def read_config(path: Path) -> Any:
+    """The configuration of a model, as transformers reads it. Local files only.
 
     Raises:
-        ConfigError: not a checkpoint folder, or an architecture that cannot be served.
+        ConfigError: not a checkpoint folder.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} has no config.json; name a folder with a model in Hugging Face format")
+    refuse_pointer(path / "config.json")
     # Read by huggingface_hub when it is first imported; local_files_only below covers the case that it already was.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        refuse_unsupported(config)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, local_files_only=True, trust_remote_code=False
+        return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except Exception as exc:
+        raise ConfigError(f"cannot load a causal language model from {path}: {_first_line(exc)}") from exc
+
+
+def _first_line(exc: Exception) -> str:
+    return next(iter(str(exc).splitlines()), type(exc).__name__)
+
+
+def position_limit(config: Any) -> int | None:
+    """`max_position_embeddings`; None if the model states none."""
+    limit: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return limit
+
+
+def load_model(path: Path, config: Any = None, *, dtype: torch.dtype | Literal["auto"], device: torch.device) -> Any:
+    """Loads a model for inference, with its default attention. Reads local files only.
+
+    Args:
+        path: folder in Hugging Face format.
+        config: what `read_config` says of it, if it was read already.
+        dtype: to load the weights in; "auto" is the checkpoint's own.
+        device: where to.
+
+    Raises:
+        ConfigError: the weights are broken, or not those of the configuration.
+    """
+    config = config or read_config(path)
+    check_complete(path, config)
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
         )
-    except (OSError, ValueError, ImportError, KeyError) as exc:
-        raise ConfigError(f"cannot load a causal language model from {path}: {exc}") from exc
+    except Exception as exc:
+        raise ConfigError(f"cannot load a causal language model from {path}: {_first_line(exc)}") from exc
+    refuse_incomplete(path, info)
     return model.to(device).eval().requires_grad_(False)
 
 
-def refuse_unsupported(config: Any) -> None:
-    """Raises ConfigError if the configuration asks for what the paged attention does not do."""
+def refuse_unsupported(config: Any, max_context: int) -> None:
+    """Refuses what the paged attention does not do, unless no sequence gets long enough for it to matter.
+
+    Raises:
+        ConfigError: names the field of config.json and the remedy.
+    """
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(f"{config.model_type} is an encoder-decoder; the torch engine serves decoder-only models")
-    other = sorted(set(getattr(text, "layer_types", None) or ()) - {"full_attention"})
-    if not other and getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True):
-        other = ["sliding_attention"]
-    if other:
-        raise ConfigError(
-            f"{config.model_type} has layers of type {', '.join(other)}; the torch engine does full_attention only. "
-            "Serve the model with the tensorrt_llm engine, or choose a model without such layers"
-        )
+    for layer_type, field in _windows(text).items():
+        size = getattr(text, field, None) if field else None
+        if size is None or size < max_context:
+            window = f" ({field} {size}; max_seq_len is {max_context})" if size else ""
+            remedy = f"Set max_seq_len to {size} or less, serve" if size else "Serve"
+            raise ConfigError(
+                f"{config.model_type} has layers of type {layer_type}{window}; the torch engine does full_attention "
+                f"only. {remedy} the model with the tensorrt_llm engine, or choose a model without such layers"
+            )
+    for rope_type, border in _rope_borders(text):
+        if border < max_context:
+            raise ConfigError(
+                f"{config.model_type} has rope_type {rope_type!r}, which rotates every token of a sequence otherwise once "
+                f"it has more than {border} tokens, and max_seq_len is {max_context}; set max_seq_len to {border} or less"
+            )
+
+
+def _windows(text: Any) -> dict[str, str | None]:
+    """Types of layers that do not see the whole sequence, with the field that says how much they see, if it is known."""
+    fields = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+    types = getattr(text, "layer_types", None)
+    if types is None:
+        slides = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+        types = ["sliding_attention"] if slides else []
+    return {name: fields.get(name) for name in sorted(set(types) - {"full_attention"})}
+
+
+def _rope_borders(text: Any) -> Iterator[tuple[str, int]]:
+    """Lengths beyond which transformers takes other frequencies for a whole batch (`dynamic_rope_update`)."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    for part in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        rope_type = str(part.get("rope_type", ""))
+        border = getattr(text, "max_position_embeddings", None) if "dynamic" in rope_type else None
+        if rope_type == "longrope":
+            border = part.get("original_max_position_embeddings")
+        if border is not None:
+            yield rope_type, border
 
 
 def read_facts(model: Any) -> ModelFacts:
@@ -98,7 +171,7 @@ def read_facts(model: Any) -> ModelFacts:
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         hidden_size=config.hidden_size,
         vocab_size=model.get_output_embeddings().weight.shape[0],
-        max_position_embeddings=getattr(config, "max_position_embeddings", None),
+        max_position_embeddings=position_limit(model.config),
         dtype=model.dtype,
     )
 

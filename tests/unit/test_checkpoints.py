@@ -1,0 +1,223 @@
+"""Checkpoint folders as people have them: what is incomplete is refused at build and at load, by file and tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file, save_file
+
+from tests.support.deployments import run
+from tests.support.repositories import byte_tokenizer
+from tokenrouter.checkpoint import load_tokenizer
+from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig
+from tokenrouter.engines.torch.engine import TorchEngine
+from tokenrouter.errors import ConfigError
+from tokenrouter.weights import stored_tensors
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "eos_token_id": 256,
+    "bos_token_id": None,
+}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 13476835\n"
+Weights = dict[str, torch.Tensor]
+
+
+def checkpoint(folder: Path, config: Any = None, **saving: Any) -> Path:
+    torch.manual_seed(7)
+    model = transformers.AutoModelForCausalLM.from_config(config or transformers.LlamaConfig(**SIZES))
+    model.save_pretrained(folder, **saving)
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def edit(folder: Path, change: Callable[[Weights], object]) -> Path:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def load(folder: Path) -> TorchEngine:
+    cache = KvCacheConfig(tokens_per_block=16, max_tokens=256)
+    return TorchEngine.from_folder(folder, TorchEngineConfig(device="cpu", threads=1, kv_cache_config=cache))
+
+
+def build(folder: Path) -> Any:
+    """The result of building a deployment whose only model is this checkpoint."""
+    model = {"engine": "torch", "checkpoint": str(folder), "options": {"device": "cpu"}}
+    content = {"entry": {"policy": "single"}, "models": {"small": model}}
+    path = folder.parent / "deployment.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return run("--config", path, "--output", folder.parent / "out")
+
+
+def refused(folder: Path, *says: str) -> None:
+    """Loading and building refuse the folder in one line that has these texts; nothing is written."""
+    with pytest.raises(ConfigError) as caught:
+        load(folder)
+    result = build(folder)
+    assert result.exit_code == 2
+    assert not (folder.parent / "out").exists()
+    for text in (str(caught.value), result.stderr.strip()):
+        assert "\n" not in text
+        assert all(part in text for part in says), text
+
+
+LAYER = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        pytest.param(lambda w: w.pop("lm_head.weight"), "missing tensors: lm_head.weight", id="head"),
+        pytest.param(lambda w: w.pop(LAYER), f"missing tensors: {LAYER}", id="layer"),
+        pytest.param(
+            lambda w: w.update({"score.weight": torch.zeros(3)}), "unexpected tensors: score.weight", id="unexpected"
+        ),
+        pytest.param(
+            lambda w: w.update({LAYER: torch.zeros(32, 24)}),
+            f"tensors of another shape: {LAYER} [32, 24] instead of [32, 32]",
+            id="shape",
+        ),
+    ],
+)
+def test_weights_that_config_json_does_not_describe_are_refused(
+    tmp_path: Path, change: Callable[[Weights], object], says: str
+) -> None:
+    folder = edit(checkpoint(tmp_path / "m"), change)
+    refused(folder, f"{folder}/model.safetensors: {says}. The weights are not those that config.json describes")
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", transformers.MixtralConfig(**SIZES, num_local_experts=4, sliding_window=None))
+    edit(folder, lambda weights: weights.pop(next(name for name in weights if "experts.1" in name)))
+    refused(folder, "missing tensors: model.layers.", "experts")
+
+
+def test_missing_tensors_of_a_pickled_checkpoint_are_refused_at_load(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    load(folder)
+    del weights["lm_head.weight"]
+    torch.save(weights, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"missing tensors: lm_head\.weight"):
+        load(folder)
+    (folder / "pytorch_model.bin").write_text(POINTER)
+    refused(folder, "pytorch_model.bin is a Git LFS pointer")
+
+
+TIED = {"tie_word_embeddings": True}
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.mark.parametrize(
+    ("fields", "change"),
+    [
+        pytest.param({}, lambda w: None, id="complete"),
+        pytest.param(TIED, lambda w: None, id="tied"),
+        pytest.param(TIED, lambda w: w.update({"lm_head.weight": w[EMBEDDING].clone()}), id="tied-and-stored"),
+        pytest.param(TIED, lambda w: w.update({"lm_head.weight": w.pop(EMBEDDING)}), id="tied-to-the-head"),
+        pytest.param(
+            {},
+            lambda w: w.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}),
+            id="buffer-of-old-releases",
+        ),
+    ],
+)
+def test_what_transformers_ties_or_ignores_is_accepted(
+    tmp_path: Path, fields: dict[str, Any], change: Callable[[Weights], object]
+) -> None:
+    folder = edit(checkpoint(tmp_path / "m", transformers.LlamaConfig(**SIZES, **fields)), change)
+    load(folder)
+    assert build(folder).exit_code == 0
+
+
+def gpt2(folder: Path) -> Path:
+    sizes = {"vocab_size": 257, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    return checkpoint(folder, transformers.GPT2Config(**sizes, eos_token_id=256, bos_token_id=None))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda w: w.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64)}), id="mask-buffer"),
+        pytest.param(
+            lambda w: [w.update({name.removeprefix("transformer."): w.pop(name)}) for name in list(w)], id="no-prefix"
+        ),
+    ],
+)
+def test_gpt2_as_it_is_published_is_accepted(tmp_path: Path, change: Callable[[Weights], object]) -> None:
+    folder = edit(gpt2(tmp_path / "m"), change)
+    load(folder)
+    assert build(folder).exit_code == 0
+
+
+# Files
+
+
+def test_a_git_lfs_pointer_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    (folder / "model.safetensors").write_text(POINTER)
+    refused(folder, f"{folder}/model.safetensors is a Git LFS pointer, not the file; run `git lfs pull` in {folder}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_so_is_one_in_the_place_of_a_small_file(tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "m")
+    (folder / name).write_text(POINTER)
+    says = f"{name} is a Git LFS pointer"
+    assert says in build(folder).stderr
+    with pytest.raises(ConfigError, match=says):
+        load_tokenizer(folder) if name == "tokenizer.json" else load(folder)
+
+
+@pytest.mark.parametrize(
+    ("keep", "says"),
+    [
+        (-5, "is cut off: its header promises"),
+        (200, "is cut off within its header"),
+        (3, "is no safetensors file"),
+    ],
+)
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, keep: int, says: str) -> None:
+    folder = checkpoint(tmp_path / "m")
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(folder, f"{path} ", says, "download it again")
+
+
+def test_missing_shards_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", max_shard_size="20KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 3
+    load(folder)
+    everything = set(stored_tensors(folder))
+    shards[1].unlink()
+    refused(folder, f"model.safetensors.index.json names {shards[1].name}, which is missing; download")
+    shards[1].write_text(POINTER)
+    refused(folder, f"{shards[1]} is a Git LFS pointer")
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == everything
+
+
+def test_what_nobody_loads_may_lie_beside_the_weights(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    (folder / "consolidated.safetensors").write_text(POINTER)
+    load(folder)
+    assert build(folder).exit_code == 0
