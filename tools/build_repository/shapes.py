@@ -165,7 +165,7 @@ class _Fields:
         return getattr(self._known, key, None)
 
     def dtype(self) -> str | None:
-        """transformers 5 writes `dtype`, older ones `torch_dtype`."""
+        """Named `dtype` by transformers 5, `torch_dtype` before."""
         return next((str(part[key]) for part in self._parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
 
     @cached_property

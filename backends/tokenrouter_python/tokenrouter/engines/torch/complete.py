@@ -6,6 +6,7 @@ ignores is its own knowledge, so its loader is asked, with tensors that have sha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tokenrouter.errors import ConfigError
 from tokenrouter.weights import StoredTensor, stored_tensors
 
 _SHOWN = 4
+_SILENT = logging.CRITICAL
 
 
 def check_complete(folder: Path, config: Any) -> None:
@@ -41,18 +43,19 @@ def refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
 def _loading_info(config: Any, stored: dict[str, StoredTensor]) -> dict[str, Any]:
     """What transformers would report. Its loader's parts are private; where they changed, nothing is reported yet."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers.utils.logging import get_verbosity, set_verbosity
 
+    classes: Any = AutoModelForCausalLM
     tensors = {name: torch.empty(tensor.shape, device="meta") for name, tensor in stored.items()}
-    before = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
+    before = get_verbosity()
+    set_verbosity(_SILENT)
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.modeling_utils import LoadStateDictConfig
 
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        mapping = get_model_conversion_mapping(model, None, None)
+            model = classes.from_config(config)
+        mapping: Any = get_model_conversion_mapping(model, None, None)
         settings = LoadStateDictConfig(ignore_mismatched_sizes=True, device_map={"": "meta"}, weight_mapping=mapping)
         info, _ = model._load_pretrained_model(model, tensors, None, settings)
         broken = set(info.conversion_errors)
@@ -61,7 +64,7 @@ def _loading_info(config: Any, stored: dict[str, StoredTensor]) -> dict[str, Any
     except (ImportError, AttributeError, TypeError):
         return {}
     finally:
-        logging.set_verbosity(before)
+        set_verbosity(before)
     return {**info.to_dict(), "conversion_errors": broken}
 
 
@@ -70,8 +73,8 @@ def _refuse(folder: Path, stored: dict[str, StoredTensor], info: dict[str, Any])
     if found:
         files = sorted({tensor.file for tensor in stored.values()})
         raise ConfigError(
-            f"{files[0] if len(files) == 1 else folder}: {'; '.join(found)}. The weights are not those that config.json "
-            "describes: download or convert the checkpoint again, or correct config.json"
+            f"{files[0] if len(files) == 1 else folder}: {'; '.join(found)}. The weights are not those that "
+            "config.json describes: download or convert the checkpoint again, or correct config.json"
         )
 
 

@@ -96,8 +96,9 @@ def load_model(path: Path, config: Any = None, *, dtype: torch.dtype | Literal["
     check_complete(path, config)
     from transformers import AutoModelForCausalLM
 
+    classes: Any = AutoModelForCausalLM
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = classes.from_pretrained(
             path,
             config=config,
             dtype=dtype,
@@ -133,13 +134,14 @@ def refuse_unsupported(config: Any, max_context: int) -> None:
     for rope_type, border in _rope_borders(text):
         if border < max_context:
             raise ConfigError(
-                f"{config.model_type} has rope_type {rope_type!r}, which rotates every token of a sequence otherwise once "
-                f"it has more than {border} tokens, and max_seq_len is {max_context}; set max_seq_len to {border} or less"
+                f"{config.model_type} has rope_type {rope_type!r}, which rotates every token of a sequence otherwise "
+                f"once it has more than {border} tokens, and max_seq_len is {max_context}; set max_seq_len to {border} "
+                "or less"
             )
 
 
 def _windows(text: Any) -> dict[str, str | None]:
-    """Types of layers that do not see the whole sequence, with the field that says how much they see, if it is known."""
+    """Types of layers that do not see the whole sequence, with the field that says how much they see, if known."""
     fields = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
     types = getattr(text, "layer_types", None)
     if types is None:
