@@ -54,6 +54,7 @@ class Entry:
             end_ids=ends,
             policy=config.policy,
             selectable=config.selectable,
+            limits=config.limits,
         )
 
     def hello(self, peer: str, share: str) -> Hello:

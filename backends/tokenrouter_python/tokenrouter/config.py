@@ -20,6 +20,7 @@ from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
+from tokenrouter.request import Limits
 
 T = TypeVar("T")
 _Row = tuple[str, Callable[[str], Any], str]
@@ -47,6 +48,7 @@ class EntryConfig:
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
         queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
             `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `entry_queue`.
+        limits: what one request may hold (`limits`, a JSON object with the fields of `request.Limits`).
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
@@ -59,6 +61,7 @@ class EntryConfig:
     max_inflight: int = 64
     connect_timeout_ns: int = 30 * 10**9
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
+    limits: Limits = Limits()
     end_ids: tuple[int, ...] | None = None
     allow_added_tokens: bool = False
     allow_special_tokens: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import msgspec
 from tokenizers import Tokenizer
 
 from tokenrouter.errors import InvalidRequest
@@ -17,6 +18,62 @@ from tokenrouter.tokenization import encode_prompt, special_words, word_forms
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one request may ask of the entry model before anything is known of it; checked before any work.
+
+    Attributes:
+        prompt_bytes: of `text_input`, as UTF-8.
+        prompt_ids: number of `input_ids`.
+        words: number of `stop_words`, and of `bad_words`.
+        word_bytes: of each, as UTF-8.
+        policy_params_bytes: of `policy_params`, as UTF-8.
+        timeout_seconds: longest `timeout`.
+    """
+
+    prompt_bytes: int = 1 << 20
+    prompt_ids: int = 1 << 20
+    words: int = 256
+    word_bytes: int = 1024
+    policy_params_bytes: int = 1 << 16
+    timeout_seconds: int = 86_400
+
+    def __post_init__(self) -> None:
+        """Refuses limits that no request could keep."""
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"limits.{name} is {getattr(self, name)}; it is at least 1")
+
+    def check_count(self, field: str, count: int) -> None:
+        """Raises InvalidRequest for too many values of a field that is a list."""
+        limits = {"input_ids": "prompt_ids", "stop_words": "words", "bad_words": "words"}
+        if field in limits:
+            self._check(limits[field], f"{field} has {count} values", count)
+
+    def check(self, fields: RequestFields) -> None:
+        """Raises InvalidRequest for a field over its limit; names it, the limit, and what to do."""
+        self._check_bytes("prompt_bytes", "text_input", fields.text_input)
+        self._check_bytes("policy_params_bytes", "policy_params", fields.policy_params)
+        self.check_count("input_ids", len(fields.input_ids or ()))
+        for field, words in (("stop_words", fields.stop_words), ("bad_words", fields.bad_words)):
+            self.check_count(field, len(words))
+            for i, word in enumerate(words):
+                self._check_bytes("word_bytes", f"{field}[{i}]", word)
+
+    def timeout_ns(self, timeout_us: int) -> int:
+        """A request's `timeout` in ns. Raises InvalidRequest if it is too long."""
+        self._check("timeout_seconds", f"timeout is {timeout_us} microseconds", -(-timeout_us // 10**6))
+        return timeout_us * 1000
+
+    def _check_bytes(self, limit: str, field: str, text: str | None) -> None:
+        if text is not None and len(text) * 4 > getattr(self, limit):
+            size = len(text.encode("utf-8", "surrogatepass"))
+            self._check(limit, f"{field} has {size} bytes", size)
+
+    def _check(self, limit: str, what: str, value: int) -> None:
+        if value > (most := getattr(self, limit)):
+            raise InvalidRequest(f"{what}; this deployment takes at most {most} (limits.{limit})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +138,7 @@ class RequestBuilder:
         end_ids: default end of a response.
         policy: the deployment's policy.
         selectable: policies that a client may choose per request.
+        limits: of what one request may hold.
     """
 
     tokenizer: Tokenizer
@@ -88,6 +146,7 @@ class RequestBuilder:
     end_ids: tuple[int, ...]
     policy: PolicySpec
     selectable: frozenset[str] = field(default_factory=frozenset)
+    limits: Limits = Limits()
 
     def build(self, fields: RequestFields, *, timeout_ns: int | None = None) -> GenerationRequest:
         """Validates everything that can be known without the models' limits.
@@ -95,6 +154,7 @@ class RequestBuilder:
         Raises:
             InvalidRequest: names the field, its value and the allowed form.
         """
+        self.limits.check(fields)
         prompt, tokens = self._prompt(fields)
         special = special_words(self.tokenizer, fields.stop_words)
         return GenerationRequest(

@@ -60,7 +60,7 @@ class Frontend:
         try:
             check_parameters(request.parameters(), self._inputs)
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            fields, call = read_inputs(tensors, self._inputs)
+            fields, call = read_inputs(tensors, self._inputs, self._entry.builder.limits)
             built = self._entry.builder.build(fields, timeout_ns=self._timeout_ns(request))
         except RouterError as exc:
             self._loop.refuse(reply, exc)
@@ -80,7 +80,7 @@ class Frontend:
                 f"timeout is {timeout_us} microseconds, but this deployment sets its own: leave it out, or set the "
                 "model's parameter allow_timeout_override to true"
             )
-        return timeout_us * 1000
+        return self._entry.builder.limits.timeout_ns(timeout_us)
 
     def stop(self) -> None:
         """Ends the loop; requests that still run are told so."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.errors import InvalidRequest
-from tokenrouter.request import RequestFields
+from tokenrouter.request import Limits, RequestFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,14 @@ _CALL_FIELDS = frozenset(field.name for field in fields(CallFields))
 
 
 def read_inputs(
-    tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Input]
+    tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Input], limits: Limits
 ) -> tuple[RequestFields, CallFields]:
     """The fields of one request.
 
     Args:
         tensors: arrays by name, with the batch dimension.
         table: what the model declares.
+        limits: how many values a list may have; asked before any of them is read.
 
     Raises:
         InvalidRequest: names the tensor, its value and the allowed form.
@@ -157,16 +158,19 @@ def read_inputs(
     call: dict[str, Any] = {}
     for name, array in tensors.items():
         declared = table[name]
+        limits.check_count(declared.field, array.size)
         values = _row(name, array)
         if not declared.field:
             _refuse_unless_harmless(name, declared, values)
             continue
         target = call if declared.field in _CALL_FIELDS else request
         value = values if -1 in declared.dims else _one(name, values)
-        if target.setdefault(declared.field, value) != value:
+        # NaN differs from itself, so a name that comes alone is not compared.
+        if declared.field in target and target[declared.field] != value:
             raise InvalidRequest(
                 f"{name} is {value!r}, but another name of {declared.field} says {target[declared.field]!r}"
             )
+        target[declared.field] = value
     return RequestFields(**request), CallFields(**call)
 
 
