@@ -20,12 +20,13 @@ from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.errors import RouterError
+from tokenrouter.errors import ProtocolError, RouterError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
     Hello,
     PolicySpec,
+    Resume,
     Sampling,
     decode_for_orchestrator,
     decode_for_subserver,
@@ -186,6 +187,11 @@ class Cluster:
     def cancel(self, key: int) -> None:
         """A client goes away."""
         self.orchestrator.cancel(key, now_ns=self.now_ns)
+        self.collect()
+
+    def undeliverable(self, key: int) -> None:
+        """A message about a request turns out to be nothing that can travel."""
+        self.orchestrator.undeliverable(Resume(key, 0, 0, 0, []), ProtocolError("test"))
         self.collect()
 
     def tick(self, *, at_ns: int | None = None) -> None:

@@ -86,6 +86,8 @@ def rough_walk(seed: int) -> Cluster:
             cluster.submit(request(range(6), max_tokens=max_tokens, policy=rng.choice(POLICIES), timeout_ns=timeout_ns))
         elif chance < 0.13 and cluster.keys():
             cluster.cancel(rng.choice(cluster.keys()))
+        elif chance < 0.14 and cluster.keys():
+            cluster.undeliverable(rng.choice(cluster.keys()))
         elif chance < 0.17:
             (cluster.kill if cluster.links[name].subserver else cluster.connect)(name)
         elif chance < 0.20 and cluster.keys() and cluster.links[name].subserver:

@@ -12,20 +12,23 @@ import pytest
 
 from tests.support.repositories import END_ID, emulated_spec, write_emulated
 from tokenrouter.assembly import Entry, build_subserver
-from tokenrouter.channel.framing import frame
+from tokenrouter.channel.framing import FrameDecoder, frame
 from tokenrouter.channel.unix import UnixCarrier, socket_path
 from tokenrouter.errors import (
     ConfigError,
     DeadlineExceeded,
+    InternalError,
     InvalidRequest,
     ModelUnavailable,
     PromptTooLong,
+    ProtocolError,
     RequestCancelled,
 )
 from tokenrouter.loops import DecodingLoop, OrchestratorLoop
-from tokenrouter.messages import InFlight, Report, encode
+from tokenrouter.messages import InFlight, Open, Outcome, PolicySpec, Report, Sampling, decode_for_orchestrator, encode
 from tokenrouter.offline import TokenRouter
 from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tokenrouter.response import Update
@@ -269,3 +272,99 @@ def test_a_model_that_cannot_be_loaded_says_why_and_leaves_no_socket(serve: Call
         server.start("small")
     assert not socket_path(server.sockets, "small").exists()
     server.decoding.clear()
+
+
+# --- one request, one peer --------------------------------------------------------------------------------------------
+
+
+def test_a_time_out_beyond_what_a_selector_takes_ends_nothing(serve: Callable[..., Server]) -> None:
+    server = serve().start("small", "large")
+    far = server.submit(timeout_ns=2**62)
+    assert far.tokens() == server.submit().tokens()
+
+
+def test_a_message_that_no_frame_can_hold_ends_its_own_request(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve().start("small", "large")
+    whole = server.submit().tokens()
+    monkeypatch.setattr("tokenrouter.channel.framing.MAX_FRAME", 2048)
+    large = server.submit("x" * 3000)
+    assert server.submit().tokens() == whole
+    assert isinstance(large.final().error, ProtocolError)
+    server.wait(server.idle, "all KV is free")
+
+
+def test_a_bug_at_one_request_is_told_to_that_request_alone(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve().start("small", "large")
+    whole = server.submit().tokens()
+    written = Transcript.write
+
+    def write(transcript: Transcript) -> None:
+        if transcript._key == broken:
+            raise RuntimeError("no text for this one")
+        written(transcript)
+
+    broken = server.orchestrator._next_key + 1
+    monkeypatch.setattr(Transcript, "write", write)
+    before, at, behind = [server.submit(stream=True) for _ in range(3)]
+    assert before.tokens() == behind.tokens() == whole
+    assert isinstance(at.final().error, InternalError)
+    server.wait(server.idle, "all KV is free")
+
+
+def test_a_request_that_cannot_be_taken_in_is_told_so(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve().start("small", "large")
+    submit = server.orchestrator.submit
+
+    def fail(*_: Any, **__: Any) -> int:
+        monkeypatch.setattr(server.orchestrator, "submit", submit)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(server.orchestrator, "submit", fail)
+    error = server.submit().final().error
+    assert isinstance(error, InternalError)
+    assert "a bug" in str(error)
+    assert server.submit().tokens()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(b"\x91" * 100_000, id="nesting"),
+        pytest.param(b"", id="empty"),
+        pytest.param(encode(InFlight(1)), id="before-hello"),
+        pytest.param(b"\xff" * 10, id="garbage"),
+    ],
+)
+def test_a_peer_that_sends_no_message_pays_alone(serve: Callable[..., Server], payload: bytes) -> None:
+    server = serve().start("small", "large")
+    running = server.submit(max_tokens=200)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(PATIENCE_S)
+        stranger.connect(str(socket_path(server.sockets, "small")))
+        stranger.sendall(frame(payload))
+        assert stranger.recv(1) == b""
+    assert running.tokens()
+
+
+def test_a_stranger_with_ids_that_the_model_lacks_fails_alone(serve: Callable[..., Server]) -> None:
+    server = serve().start("small", "large")
+    hello = server.entry.hello("stranger", "direct")
+    running = server.submit(max_tokens=200)
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(PATIENCE_S)
+        stranger.connect(str(socket_path(server.sockets, "small")))
+        bad = Open(1, 1, 1, [2**31 - 1], 1, 9, Sampling(max_tokens=8), PolicySpec("single"))
+        stranger.sendall(frame(encode(hello)) + frame(encode(bad)))
+        decoder, frames = FrameDecoder(), []
+        while len(frames) < 2:
+            frames += decoder.feed(stranger.recv(1 << 16))
+        report = decode_for_orchestrator(frames[1])
+    assert isinstance(report, Report)
+    assert [(row.outcome, row.error and row.error[0]) for row in report.rows] == [(Outcome.FAILED, "invalid_request")]
+    assert running.tokens()

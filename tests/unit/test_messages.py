@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenrouter.errors import ProtocolError
 from tokenrouter.messages import (
     Close,
     Hello,
@@ -28,7 +30,8 @@ from tokenrouter.messages import (
 )
 
 NATURAL = st.integers(0, 2**63 - 1)
-TOKENS = st.lists(st.integers(0, 2**31), max_size=20)
+TOKEN = st.integers(0, 2**31 - 1)
+TOKENS = st.lists(TOKEN, max_size=20)
 TEXT = st.text(max_size=20)
 FINITE = st.floats(allow_nan=False)
 VALUE = st.recursive(
@@ -40,13 +43,14 @@ STATE = st.none() | st.dictionaries(TEXT, VALUE, max_size=3)
 POLICY = st.builds(PolicySpec, TEXT, TEXT)
 SAMPLING = st.builds(
     Sampling,
-    max_tokens=NATURAL,
-    end_ids=st.tuples(NATURAL, NATURAL),
+    max_tokens=st.integers(1, 2**31 - 1),
+    end_ids=st.tuples(TOKEN, TOKEN),
     seed=st.integers(0, 2**64 - 1),
-    temperature=FINITE,
+    temperature=st.floats(0, 1e300),
     top_k=NATURAL,
-    top_p=FINITE,
-    bad_words=st.lists(st.lists(NATURAL, max_size=3).map(tuple), max_size=3).map(tuple),
+    top_p=st.floats(0, 1, exclude_min=True),
+    presence_penalty=st.floats(-1e300, 1e300),
+    bad_words=st.lists(st.lists(TOKEN, max_size=3).map(tuple), max_size=3).map(tuple),
     log_probs=st.booleans(),
 )
 ROW = st.builds(
@@ -61,15 +65,36 @@ ROW = st.builds(
     error=st.none() | st.tuples(TEXT, TEXT),
 )
 VISIT = {"request": NATURAL, "visit": NATURAL, "in_flight": NATURAL, "tokens": TOKENS, "state": STATE, "source": TEXT}
+
+
+@st.composite
+def opens(draw: st.DrawFn) -> Open:
+    """An `Open` whose lease holds what it asks for."""
+    tokens = draw(st.lists(TOKEN, min_size=1, max_size=20))
+    prompt_tokens = draw(st.integers(1, len(tokens)))
+    sampling = draw(SAMPLING)
+    least = max(len(tokens), prompt_tokens + sampling.max_tokens)
+    fields = {name: draw(strategy) for name, strategy in VISIT.items() if name != "tokens"}
+    lease = draw(st.integers(least, 2**63 - 1))
+    return Open(
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        kv_tokens=lease,
+        sampling=sampling,
+        policy=draw(POLICY),
+        **fields,
+    )
+
+
 TO_SUBSERVER = (
     st.builds(Hello, version=NATURAL, peer=TEXT, share=TEXT, models=st.tuples(TEXT, TEXT), policy=POLICY)
-    | st.builds(Open, prompt_tokens=NATURAL, kv_tokens=NATURAL, sampling=SAMPLING, policy=POLICY, **VISIT)
+    | opens()
     | st.builds(Resume, start=NATURAL, left_ns=NATURAL, **VISIT)
     | st.builds(Close, request=NATURAL, in_flight=NATURAL)
     | st.builds(InFlight, in_flight=NATURAL)
 )
 TO_ORCHESTRATOR = st.builds(
-    ModelInfo, *[NATURAL, TEXT, TEXT, st.booleans(), NATURAL, NATURAL, NATURAL, NATURAL]
+    ModelInfo, *[NATURAL, TEXT, TEXT, st.booleans(), NATURAL, NATURAL, st.integers(1, 2**63 - 1), NATURAL]
 ) | st.builds(Report, at_ns=NATURAL, rows=st.lists(ROW, max_size=4))
 Decode = Callable[[bytes | memoryview], Message]
 # Each side's decoder, and what the other side sends.
@@ -89,31 +114,31 @@ def test_every_message_comes_out_as_it_went_in(wire: tuple[Decode, Message]) -> 
 
 @settings(deadline=None)
 @given(wire=WIRE)
-def test_a_message_for_the_other_side_is_a_decode_error(wire: tuple[Decode, Message]) -> None:
+def test_a_message_for_the_other_side_is_a_protocol_error(wire: tuple[Decode, Message]) -> None:
     decode, message = wire
     (other,) = [decoder for decoder in DECODERS if decoder is not decode]
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(ProtocolError):
         other(encode(message))
 
 
 @pytest.mark.parametrize("decode", DECODERS)
 @settings(deadline=None, max_examples=300)
 @given(payload=st.binary(max_size=60))
-def test_arbitrary_bytes_are_a_message_or_a_decode_error(decode: Decode, payload: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_a_protocol_error(decode: Decode, payload: bytes) -> None:
     try:
         message = decode(payload)
-    except msgspec.DecodeError:
+    except ProtocolError:
         return
     assert decode(encode(message)) == message
 
 
 @settings(deadline=None)
 @given(wire=WIRE, cut=st.integers(0, 400))
-def test_a_cut_off_message_is_a_decode_error(wire: tuple[Decode, Message], cut: int) -> None:
+def test_a_cut_off_message_is_a_protocol_error(wire: tuple[Decode, Message], cut: int) -> None:
     decode, message = wire
     payload = encode(message)
     if cut < len(payload):
-        with pytest.raises(msgspec.DecodeError):
+        with pytest.raises(ProtocolError):
             decode(payload[:cut])
 
 
@@ -130,9 +155,62 @@ def test_a_cut_off_message_is_a_decode_error(wire: tuple[Decode, Message], cut: 
         pytest.param(None, id="nothing"),
     ],
 )
-def test_what_is_no_message_raises_a_decode_error(decode: Decode, content: Any) -> None:
-    with pytest.raises(msgspec.DecodeError):
+def test_what_is_no_message_raises_a_protocol_error(decode: Decode, content: Any) -> None:
+    with pytest.raises(ProtocolError):
         decode(msgspec.msgpack.encode(content))
+
+
+NESTED = b"\x91" * 100_000
+SOUND = Open(1, 1, 1, [1, 2], 1, 9, Sampling(max_tokens=8), PolicySpec("single"))
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_deep_nesting_is_no_message(decode: Decode) -> None:
+    with pytest.raises(ProtocolError, match="no message"):
+        decode(b"\x98\x03\x01\x01\x01\x00\x90\x81\xa1a" + NESTED)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param((1,), -1, id="request"),
+        pytest.param((4, 0), -1, id="token"),
+        pytest.param((4, 0), 2**31, id="token-too-large"),
+        pytest.param((4,), [], id="no-tokens"),
+        pytest.param((5,), 0, id="no-prompt"),
+        pytest.param((5,), 3, id="prompt-longer-than-tokens"),
+        pytest.param((6,), 1, id="lease-below-tokens"),
+        pytest.param((6,), 8, id="lease-below-response"),
+        pytest.param((7, 0), 0, id="max_tokens"),
+        pytest.param((7, 3), math.nan, id="temperature"),
+        pytest.param((7, 3), -1.0, id="temperature-negative"),
+        pytest.param((7, 5), 0.0, id="top_p"),
+        pytest.param((7, 7), 0.0, id="repetition_penalty"),
+        pytest.param((7, 8), math.inf, id="presence_penalty"),
+        pytest.param((7, 9), math.nan, id="frequency_penalty"),
+    ],
+)
+def test_an_open_that_could_not_be_served_is_no_message(path: tuple[int, ...], value: Any) -> None:
+    content = msgspec.msgpack.decode(encode(SOUND))
+    *outer, last = path
+    target = content
+    for index in outer:
+        target = target[index]
+    target[last] = value
+    with pytest.raises(ProtocolError):
+        decode_for_subserver(msgspec.msgpack.encode(content))
+    assert decode_for_subserver(encode(SOUND)) == SOUND
+
+
+def test_a_resume_from_a_negative_position_is_no_message() -> None:
+    with pytest.raises(ProtocolError):
+        decode_for_subserver(msgspec.msgpack.encode([3, 1, 1, 1, -1, []]))
+
+
+def test_what_cannot_travel_is_a_protocol_error() -> None:
+    for state in ({"set": object()}, {"text": "\ud800"}, {"number": 2**70}):
+        with pytest.raises(ProtocolError, match="cannot be encoded"):
+            encode(Resume(1, 1, 1, 0, [], state))
 
 
 @given(state=STATE)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
 from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import PolicyCache, PolicyContext
-from tokenrouter.request import MAX_INT32, MAX_SEED, RequestBuilder, RequestFields
+from tokenrouter.request import MAX_INT32, MAX_SEED, Limits, RequestBuilder, RequestFields
 
 TOKENIZER = byte_tokenizer()
 
@@ -279,3 +280,40 @@ def test_token_ids_are_taken_as_they_are() -> None:
     request = build(input_ids=[32, END_ID, 33])
     assert request.tokens == [32, END_ID, 33]
     assert request.prompt == "AB"
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+LIMITS = Limits(prompt_bytes=8, prompt_ids=3, words=2, word_bytes=4, policy_params_bytes=12, timeout_seconds=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"text_input": "123456789"}, "text_input has 9 bytes; this deployment takes at most 8 (limits.prompt_bytes)"),
+        ({"text_input": "ü" * 5}, "text_input has 10 bytes"),
+        ({"input_ids": [1, 2, 3, 4]}, "input_ids has 4 values; this deployment takes at most 3 (limits.prompt_ids)"),
+        ({"text_input": "a", "stop_words": ["a", "b", "c"]}, "stop_words has 3 values"),
+        ({"text_input": "a", "bad_words": ["a", "bcdef"]}, "bad_words[1] has 5 bytes"),
+        ({"text_input": "a", "policy_params": " " * 13}, "policy_params has 13 bytes"),
+    ],
+)
+def test_what_is_over_a_limit_is_refused_by_field_limit_and_value(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(text)):
+        builder(limits=LIMITS).build(RequestFields(max_tokens=1, **fields))
+
+
+def test_what_is_at_its_limit_is_taken() -> None:
+    fields = {"text_input": "12345678", "stop_words": ["abcd", "b"], "policy_params": "{}" + " " * 10}
+    assert builder(limits=LIMITS).build(RequestFields(max_tokens=1, **fields)).tokens  # type: ignore[arg-type]
+
+
+def test_a_time_out_has_a_limit_too() -> None:
+    assert LIMITS.timeout_ns(5_000_000) == 5 * 10**9
+    with pytest.raises(InvalidRequest, match=r"timeout is 5000001 microseconds; .* at most 5 "):
+        LIMITS.timeout_ns(5_000_001)
+
+
+def test_a_limit_of_zero_is_none() -> None:
+    with pytest.raises(ValueError, match=r"limits\.words is 0"):
+        Limits(words=0)

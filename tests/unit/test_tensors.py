@@ -8,7 +8,7 @@ import pytest
 
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.repository import Repository
-from tokenrouter.request import RequestFields
+from tokenrouter.request import Limits, RequestFields
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
     ENTRY_OUTPUTS,
@@ -35,7 +35,7 @@ def read(**tensors: Any) -> tuple[RequestFields, CallFields]:
     for name, values in tensors.items():
         values = values if isinstance(values, list) else [values]
         arrays[name] = array(ENTRY_INPUTS[name], *values)
-    return read_inputs(arrays, ENTRY_INPUTS)
+    return read_inputs(arrays, ENTRY_INPUTS, Limits())
 
 
 def test_every_supported_tensor_sets_its_field() -> None:
@@ -93,7 +93,7 @@ def test_what_is_not_sent_is_not_set() -> None:
 
 def test_token_ids_are_a_list_of_any_length() -> None:
     assert read(input_ids=[1, 2, 3])[0].input_ids == [1, 2, 3]
-    assert read_inputs({"input_ids": np.zeros((1, 0), np.int32)}, ENTRY_INPUTS)[0].input_ids == []
+    assert read_inputs({"input_ids": np.zeros((1, 0), np.int32)}, ENTRY_INPUTS, Limits())[0].input_ids == []
 
 
 def test_the_old_name_of_min_tokens_works() -> None:
@@ -130,7 +130,7 @@ def test_a_padding_id_is_accepted_whatever_it_is() -> None:
 def test_several_rows_are_refused_with_the_remedy(name: str) -> None:
     rows = np.repeat(array(ENTRY_INPUTS[name], "a" if name == "text_input" else 1), 4, axis=0)
     with pytest.raises(InvalidRequest, match=f"one prompt per request: {name} has 4 rows"):
-        read_inputs({name: rows}, ENTRY_INPUTS)
+        read_inputs({name: rows}, ENTRY_INPUTS, Limits())
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -138,7 +138,7 @@ def test_several_rows_are_refused_with_the_remedy(name: str) -> None:
 def test_a_single_value_comes_exactly_once(name: str, count: int) -> None:
     value = "a" if name == "text_input" else 1
     with pytest.raises(InvalidRequest, match=f"{name} has {count} values; send exactly one"):
-        read_inputs({name: array(ENTRY_INPUTS[name], *[value] * count)}, ENTRY_INPUTS)
+        read_inputs({name: array(ENTRY_INPUTS[name], *[value] * count)}, ENTRY_INPUTS, Limits())
 
 
 @pytest.mark.parametrize("name", ["text_input", "stop_words", "policy", "image_url_input"])

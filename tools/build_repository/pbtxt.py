@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tokenrouter.config import MAX_BATCH_SIZE
 from tokenrouter.repository import BACKEND
+from tokenrouter.request import Limits
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
     ENTRY_OUTPUTS,
@@ -42,6 +43,8 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         "timeout_action": entry.queue.timeout_action,
         "allow_timeout_override": str(entry.queue.allow_timeout_override).lower(),
     }
+    if entry.limits != Limits():
+        parameters["limits"] = msgspec.json.encode(entry.limits).decode()
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
     if entry.end_ids is not None:

@@ -12,6 +12,7 @@ from tokenrouter.batcher import Batching
 from tokenrouter.config import VERSION_FOLDER, EntryConfig, ModelYaml, SubserverConfig, load_yaml
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
+from tokenrouter.request import Limits
 
 GIB = 1 << 30
 CHECKPOINTS_VARIABLE = "TOKENROUTER_CHECKPOINTS"
@@ -38,6 +39,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         routers: trained router by policy: a file, which is copied into the repository, or a folder, which is linked
             there. The one of `policy` becomes its parameter `checkpoint`.
+        limits: what one request may hold; see `tokenrouter.request.Limits`.
     """
 
     policy: str
@@ -53,6 +55,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_added_tokens: bool = EntryConfig.allow_added_tokens
     allow_special_tokens: bool = EntryConfig.allow_special_tokens
     queue: QueueSpec = QueueSpec()
+    limits: Limits = Limits()
 
 
 class BatchingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

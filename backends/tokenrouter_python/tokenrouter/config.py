@@ -61,7 +61,7 @@ class EntryConfig:
     max_inflight: int = 64
     connect_timeout_ns: int = 30 * 10**9
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     end_ids: tuple[int, ...] | None = None
     allow_added_tokens: bool = False
     allow_special_tokens: bool = False
@@ -323,6 +323,10 @@ def _json_object(text: str) -> str:
     return text
 
 
+def _limits(text: str) -> Limits:
+    return msgspec.json.decode(text, type=Limits)
+
+
 def _thresholds(text: str) -> dict[int, int]:
     return msgspec.json.decode(text, type=dict[int, int])
 
@@ -346,6 +350,7 @@ _ENTRY: dict[str, _Row] = {
     "selectable": ("selectable_policies", lambda text: frozenset(_names(text)), "a comma-separated list of policies"),
     "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
     "connect_timeout_ns": ("connect_timeout_ms", _milliseconds, "milliseconds, at least 1"),
+    "limits": ("limits", _limits, 'a JSON object such as {"prompt_bytes": 1048576}'),
     "end_ids": ("end_ids", _ids, "a comma-separated list of token ids"),
     "allow_added_tokens": ("allow_added_tokens", _boolean, "true or false"),
     "allow_special_tokens": ("allow_special_tokens", _boolean, "true or false"),

@@ -9,16 +9,25 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import DecodeError
-
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Received
-from tokenrouter.errors import ConfigError, ModelUnavailable, ProtocolError, RouterError
-from tokenrouter.messages import Hello, Message, decode_for_orchestrator, decode_for_subserver, encode
+from tokenrouter.channel.framing import check_size
+from tokenrouter.errors import ConfigError, InternalError, ModelUnavailable, ProtocolError, RouterError
+from tokenrouter.messages import (
+    Hello,
+    ModelInfo,
+    Outcome,
+    Report,
+    ReportRow,
+    ToSubserver,
+    decode_for_orchestrator,
+    decode_for_subserver,
+    encode,
+)
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
@@ -28,6 +37,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# A selector takes no time of more than 2**31 ms. A loop that woke for nothing sleeps again.
+_LONGEST_SLEEP_S = 3600.0
+
 
 def _nothing() -> None:
     """Default of the hooks below."""
@@ -36,14 +48,21 @@ def _nothing() -> None:
 def _timeout_s(*times_ns: int | None, now_ns: int) -> float | None:
     """Seconds until the earliest of these times; None if there is none."""
     known = [at_ns for at_ns in times_ns if at_ns is not None]
-    return max(0.0, (min(known) - now_ns) * 1e-9) if known else None
+    return min(max(0.0, (min(known) - now_ns) * 1e-9), _LONGEST_SLEEP_S) if known else None
 
 
-def _send(carrier: Carrier, messages: Iterable[tuple[int, Message]]) -> None:
+def _encoded(message: ToSubserver | Report | ModelInfo) -> bytes:
+    """Raises ProtocolError for a message that cannot travel."""
+    payload = encode(message)
+    check_size(len(payload))
+    return payload
+
+
+def _send(carrier: Carrier, messages: Iterable[tuple[int, bytes]]) -> None:
     """All messages to a peer at once: requests that a step hands over together must be able to start together."""
     by_peer: dict[int, list[bytes]] = {}
-    for peer, message in messages:
-        by_peer.setdefault(peer, []).append(encode(message))
+    for peer, payload in messages:
+        by_peer.setdefault(peer, []).append(payload)
     for peer, payloads in by_peer.items():
         carrier.send(peer, *payloads)
 
@@ -113,7 +132,7 @@ class DecodingLoop:
         plan = subserver.poll(now_ns=now_ns)
         if plan is not None and not isinstance(plan, WaitUntil):
             subserver.run_step(plan)
-        _send(self._carrier, subserver.outbox)
+        _send(self._carrier, [(peer, payload) for peer, message in subserver.outbox for payload in _reported(message)])
         subserver.outbox.clear()
         self._changed()
 
@@ -123,9 +142,33 @@ class DecodingLoop:
         elif isinstance(event, Received):
             try:
                 subserver.handle(event.peer, decode_for_subserver(event.payload), now_ns=now_ns)
-            except (ProtocolError, DecodeError) as exc:
+            except ProtocolError as exc:
                 log.error("%s drops a peer: %s", subserver.name, exc)
                 self._carrier.drop(event.peer)
+            except Exception:
+                # Only the peer that sent it pays; it comes back and sends everything again.
+                log.exception("%s drops a peer", subserver.name)
+                self._carrier.drop(event.peer)
+
+
+def _reported(message: Report | ModelInfo) -> list[bytes]:
+    """A report's frames. Rows that cannot travel become failures of their requests; the others go on their own then."""
+    try:
+        return [_encoded(message)]
+    except ProtocolError:
+        if isinstance(message, ModelInfo):
+            raise
+        log.exception("a report cannot be sent as it is")
+        return [_row_alone(message.at_ns, row) for row in message.rows]
+
+
+def _row_alone(at_ns: int, row: ReportRow) -> bytes:
+    try:
+        return _encoded(Report(at_ns, [row]))
+    except ProtocolError as exc:
+        text = str(exc).encode("ascii", "backslashreplace").decode()
+        failure = ReportRow(row.request, row.visit, Outcome.FAILED, [], error=(exc.slug, text))
+        return _encoded(Report(at_ns, [failure]))
 
 
 class Reply(Protocol):
@@ -235,6 +278,9 @@ class OrchestratorLoop:
             key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns)
         except RouterError as exc:
             self._refuse(reply, exc)
+        except Exception as exc:
+            log.exception("a request cannot be taken in")
+            self._refuse(reply, InternalError(f"{type(exc).__name__}: {exc}"))
         else:
             self._replies[key] = reply
             self._keys[reply] = key
@@ -251,13 +297,23 @@ class OrchestratorLoop:
     def _deliver(self) -> None:
         """Messages first: a hand-off is more urgent than a token on its way to a client."""
         orchestrator = self._orchestrator
-        _send(self._carrier, [(self._peers[m], message) for m, message in orchestrator.outbox if m in self._peers])
-        orchestrator.outbox.clear()
+        while orchestrator.outbox:
+            messages, orchestrator.outbox = orchestrator.outbox, []
+            _send(self._carrier, self._payloads(messages))
         for update in orchestrator.take_updates():
             reply = self._replies[update.key]
             if update.final:
                 del self._replies[update.key], self._keys[reply]
             reply.update(update)
+
+    def _payloads(self, messages: list[tuple[str, ToSubserver]]) -> Iterator[tuple[int, bytes]]:
+        """What goes to which peer; a request whose message cannot travel fails, which may send others."""
+        for model, message in messages:
+            if (peer := self._peers.get(model)) is not None:
+                try:
+                    yield peer, _encoded(message)
+                except ProtocolError as exc:
+                    self._orchestrator.undeliverable(message, exc)
 
     def _handle(self, event: Connected | Received | Disconnected, now_ns: int) -> None:
         if isinstance(event, Connected):
@@ -278,7 +334,7 @@ class OrchestratorLoop:
         self._peers[model] = event.peer
         try:
             self._orchestrator.receive(model, decode_for_orchestrator(event.payload), now_ns=now_ns)
-        except (ProtocolError, ConfigError, DecodeError) as exc:
+        except (ProtocolError, ConfigError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
             self._carrier.drop(event.peer)
 

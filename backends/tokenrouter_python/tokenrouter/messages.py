@@ -7,12 +7,20 @@ stay of a request at a model carries a visit number, so that messages of an old 
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tokenrouter.errors import ProtocolError
+
 PROTOCOL_VERSION = 1
+
+M = TypeVar("M")
+# What a peer sends is checked where it is decoded, so that nothing behind has to doubt it.
+Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -34,19 +42,26 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         vocab_size: ids from here on are never sampled, since not every model knows them; 0 = no limit.
     """
 
-    max_tokens: int
-    end_ids: tuple[int, ...] = ()
-    seed: int = 0
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
+    end_ids: tuple[TokenId, ...] = ()
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     temperature: float = 0.0
-    top_k: int = 0
+    top_k: Natural = 0
     top_p: float = 1.0
-    min_tokens: int = 0
+    min_tokens: Natural = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
     log_probs: bool = False
-    vocab_size: int = 0
+    vocab_size: Natural = 0
+
+    def __post_init__(self) -> None:
+        """Refuses numbers for which sampling has no meaning; NaN fails every comparison."""
+        if not (0.0 <= self.temperature < math.inf and 0.0 < self.top_p <= 1.0 and self.repetition_penalty > 0.0):
+            raise ValueError("temperature, top_p or repetition_penalty is out of range")
+        if not math.isfinite(self.repetition_penalty + self.presence_penalty + self.frequency_penalty):
+            raise ValueError("a penalty is not finite")
 
 
 class PolicySpec(msgspec.Struct, frozen=True, array_like=True):
@@ -89,43 +104,50 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
         left_ns: when it left there (CLOCK_MONOTONIC, ns), or 0.
     """
 
-    request: int
-    visit: int
-    in_flight: int
-    tokens: list[int]
-    prompt_tokens: int
-    kv_tokens: int
+    request: Natural
+    visit: Natural
+    in_flight: Natural
+    tokens: list[TokenId]
+    prompt_tokens: Natural
+    kv_tokens: Natural
     sampling: Sampling
     policy: PolicySpec
     state: dict[str, Any] | None = None
     source: str = ""
-    left_ns: int = 0
+    left_ns: Natural = 0
+
+    def __post_init__(self) -> None:
+        """Refuses what could not be served within its own lease, where it would fail others of its step."""
+        if not 1 <= self.prompt_tokens <= len(self.tokens):
+            raise ValueError(f"prompt_tokens is {self.prompt_tokens}, with {len(self.tokens)} tokens")
+        if self.kv_tokens < max(len(self.tokens), self.prompt_tokens + self.sampling.max_tokens):
+            raise ValueError(f"kv_tokens is {self.kv_tokens}: too few for prompt and max_tokens")
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """A request comes back to a model that kept its KV: only the tokens from position `start` on are sent."""
 
-    request: int
-    visit: int
-    in_flight: int
-    start: int
-    tokens: list[int]
+    request: Natural
+    visit: Natural
+    in_flight: Natural
+    start: Natural
+    tokens: list[TokenId]
     state: dict[str, Any] | None = None
     source: str = ""
-    left_ns: int = 0
+    left_ns: Natural = 0
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """A request is over (finished, failed or cancelled): free its KV."""
 
-    request: int
-    in_flight: int
+    request: Natural
+    in_flight: Natural
 
 
 class InFlight(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """The number of requests in flight changed; sent to models that no other message tells."""
 
-    in_flight: int
+    in_flight: Natural
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=16):
@@ -135,10 +157,10 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=16):
     model: str
     engine: str
     emulated: bool
-    vocab_size: int
-    max_context: int
-    block_tokens: int
-    kv_blocks: int
+    vocab_size: Natural
+    max_context: Natural
+    block_tokens: Annotated[int, msgspec.Meta(ge=1)]
+    kv_blocks: Natural
 
 
 class Outcome(IntEnum):
@@ -166,10 +188,10 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
         error: slug and text if outcome is FAILED.
     """
 
-    request: int
-    visit: int
+    request: Natural
+    visit: Natural
     outcome: Outcome
-    tokens: list[int]
+    tokens: list[TokenId]
     target: str = ""
     state: dict[str, Any] | None = None
     log_probs: list[float] | None = None
@@ -179,7 +201,7 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=17):
     """Everything one step of a subserver has to tell one orchestrator. `at_ns` is the end of the step."""
 
-    at_ns: int
+    at_ns: Natural
     rows: list[ReportRow]
 
 
@@ -194,17 +216,33 @@ _for_orchestrator: msgspec.msgpack.Decoder[ToOrchestrator] = msgspec.msgpack.Dec
 
 
 def encode(message: Message) -> bytes:
-    return _encoder.encode(message)
+    """The message's payload.
+
+    Raises:
+        ProtocolError: a policy's state, or an error's text, is nothing that can travel.
+    """
+    try:
+        return _encoder.encode(message)
+    except Exception as exc:
+        raise ProtocolError(f"{type(message).__name__} cannot be encoded: {type(exc).__name__}: {exc}") from exc
 
 
 def decode_for_subserver(payload: bytes | memoryview) -> ToSubserver:
-    """What an orchestrator sent. Raises `msgspec.DecodeError` on anything else."""
-    return _for_subserver.decode(payload)
+    """What an orchestrator sent. Raises ProtocolError on anything else."""
+    return _decoded(_for_subserver, payload)
 
 
 def decode_for_orchestrator(payload: bytes | memoryview) -> ToOrchestrator:
-    """What a subserver sent. Raises `msgspec.DecodeError` on anything else."""
-    return _for_orchestrator.decode(payload)
+    """What a subserver sent. Raises ProtocolError on anything else."""
+    return _decoded(_for_orchestrator, payload)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[M], payload: bytes | memoryview) -> M:
+    try:
+        return decoder.decode(payload)
+    # Deep nesting is a RecursionError, and no DecodeError.
+    except (msgspec.DecodeError, RecursionError, ValueError) as exc:
+        raise ProtocolError(f"no message: {type(exc).__name__}: {exc}") from exc
 
 
 def copy_state(state: dict[str, Any]) -> dict[str, Any]:

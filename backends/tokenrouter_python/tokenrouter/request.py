@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import msgspec
 from tokenizers import Tokenizer
 
 from tokenrouter.errors import InvalidRequest
@@ -56,18 +55,18 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_bytes("prompt_bytes", "text_input", fields.text_input)
         self._check_bytes("policy_params_bytes", "policy_params", fields.policy_params)
         self.check_count("input_ids", len(fields.input_ids or ()))
-        for field, words in (("stop_words", fields.stop_words), ("bad_words", fields.bad_words)):
-            self.check_count(field, len(words))
+        for name, words in (("stop_words", fields.stop_words), ("bad_words", fields.bad_words)):
+            self.check_count(name, len(words))
             for i, word in enumerate(words):
-                self._check_bytes("word_bytes", f"{field}[{i}]", word)
+                self._check_bytes("word_bytes", f"{name}[{i}]", word)
 
     def timeout_ns(self, timeout_us: int) -> int:
         """A request's `timeout` in ns. Raises InvalidRequest if it is too long."""
         self._check("timeout_seconds", f"timeout is {timeout_us} microseconds", -(-timeout_us // 10**6))
         return timeout_us * 1000
 
-    def _check_bytes(self, limit: str, field: str, text: str | None) -> None:
-        if text is not None and len(text) * 4 > getattr(self, limit):
+    def _check_bytes(self, limit: str, field: str, text: object) -> None:
+        if isinstance(text, str) and len(text) * 4 > getattr(self, limit):
             size = len(text.encode("utf-8", "surrogatepass"))
             self._check(limit, f"{field} has {size} bytes", size)
 
@@ -146,7 +145,7 @@ class RequestBuilder:
     end_ids: tuple[int, ...]
     policy: PolicySpec
     selectable: frozenset[str] = field(default_factory=frozenset)
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
     def build(self, fields: RequestFields, *, timeout_ns: int | None = None) -> GenerationRequest:
         """Validates everything that can be known without the models' limits.

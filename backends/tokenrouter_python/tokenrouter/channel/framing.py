@@ -10,10 +10,15 @@ MAX_FRAME = 64 * 1024 * 1024
 _LENGTH = struct.Struct("<I")
 
 
+def check_size(length: int) -> None:
+    """Raises ProtocolError for a payload that no peer would take."""
+    if length > MAX_FRAME:
+        raise ProtocolError(f"frame of {length} bytes; the limit is {MAX_FRAME}")
+
+
 def frame(payload: bytes) -> bytes:
     """u32 little-endian length, then the payload."""
-    if len(payload) > MAX_FRAME:
-        raise ProtocolError(f"frame of {len(payload)} bytes; the limit is {MAX_FRAME}")
+    check_size(len(payload))
     return _LENGTH.pack(len(payload)) + payload
 
 

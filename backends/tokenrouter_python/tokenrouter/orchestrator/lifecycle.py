@@ -45,6 +45,8 @@ class Event(Enum):
     """A model that it needs was away for the whole connect time-out."""
     TIMED_OUT = "timed_out"
     """It waited longer than the queue allows, or is past its own deadline."""
+    BROKE = "broke"
+    """Something raised that is no answer to anybody: a bug. It alone ends."""
     CANCELLED = "cancelled"
     """The client went away."""
 
@@ -58,6 +60,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.GAVE_UP: State.OVER,
         Event.TIMED_OUT: State.OVER,
         Event.CANCELLED: State.OVER,
+        Event.BROKE: State.OVER,
     },
     State.VISITING: {
         Outcome.STAY: State.VISITING,
@@ -70,6 +73,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.DISCONNECTED: State.STRANDED,
         Event.TIMED_OUT: State.OVER,
         Event.CANCELLED: State.OVER,
+        Event.BROKE: State.OVER,
     },
     # A report about a stranded request is of an old visit, and dropped before it becomes an event.
     State.STRANDED: {
@@ -77,6 +81,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.GAVE_UP: State.OVER,
         Event.TIMED_OUT: State.OVER,
         Event.CANCELLED: State.OVER,
+        Event.BROKE: State.OVER,
     },
     State.OVER: {},
 }

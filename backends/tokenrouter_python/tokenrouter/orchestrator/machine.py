@@ -29,8 +29,8 @@ again, and nothing is lost. Every visit has a number; what is said about an old 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from tokenizers import Tokenizer
 
@@ -38,6 +38,7 @@ from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import (
     ConfigError,
     EngineFailed,
+    InternalError,
     InvalidRequest,
     PolicyFailed,
     ProtocolError,
@@ -50,12 +51,15 @@ from tokenrouter.messages import (
     Close,
     InFlight,
     ModelInfo,
+    Open,
     Outcome,
     ReportRow,
+    Resume,
     ToOrchestrator,
     ToSubserver,
 )
 from tokenrouter.orchestrator.admission import Admission
+from tokenrouter.orchestrator.alarms import Alarms
 from tokenrouter.orchestrator.generation import Generation
 from tokenrouter.orchestrator.lifecycle import AnyEvent, Event, State
 from tokenrouter.orchestrator.transcript import Transcript
@@ -63,6 +67,8 @@ from tokenrouter.policies import PolicyCache
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 from tokenrouter.statistics import OrchestratorStatistics
+
+log = logging.getLogger(__name__)
 
 # How a response ended, as clients are told; every other end is an error.
 FINISH_REASONS: dict[AnyEvent, str] = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Event.TIMED_OUT: "timeout"}
@@ -108,10 +114,10 @@ class Orchestrator:
         )
         self._generations: dict[int, Generation] = {}
         self._updates: list[Update] = []
-        self._unwritten: list[Transcript] = []
+        self._unwritten: list[Generation] = []
         # Connected models, with the number in flight that each was told last.
         self._connected: dict[str, int] = {}
-        self._alarms: list[int] = []
+        self._alarms = Alarms()
         self._next_key = 1
 
     # --- what the shell asks --------------------------------------------------------------------------------------
@@ -136,12 +142,15 @@ class Orchestrator:
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` has something to do, or None until something else happens."""
-        return self._alarms[0] if self._alarms else None
+        return self._alarms.next_ns()
 
     def take_updates(self) -> list[Update]:
         """What clients have to be told since the last call, in order."""
-        for transcript in self._unwritten:
-            transcript.write()
+        for generation in self._unwritten:
+            try:
+                generation.transcript.write()
+            except Exception as exc:
+                self._break(generation, exc)
         self._unwritten.clear()
         updates, self._updates = self._updates, []
         return updates
@@ -167,11 +176,11 @@ class Orchestrator:
         self.statistics.accepted += 1
         self._advance(now_ns)
         if generation.state is State.WAITING:
-            self._alarm(give_up_ns)
+            self._alarms.add(give_up_ns)
             if not self._connected.keys() >= set(generation.models):
-                self._alarm(arrived_ns + self.settings.connect_timeout_ns)
+                self._alarms.add(arrived_ns + self.settings.connect_timeout_ns)
         # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
-        self._alarm(generation.deadline_ns)
+        self._alarms.add(generation.deadline_ns)
         return generation.key
 
     def cancel(self, key: int, *, now_ns: int) -> None:
@@ -184,8 +193,7 @@ class Orchestrator:
 
     def tick(self, *, now_ns: int) -> None:
         """Applies every deadline that has passed."""
-        while self._alarms and self._alarms[0] <= now_ns:
-            heappop(self._alarms)
+        self._alarms.pass_until(now_ns)
         for generation, expired in self._admission.queue.expired(now_ns=now_ns):
             self._fail(generation, Event.TIMED_OUT, expired)
         for generation in list(self._generations.values()):
@@ -211,7 +219,10 @@ class Orchestrator:
                 if generation is None or not generation.expects(model, row.visit):
                     self.statistics.stale_messages += 1
                 else:
-                    self._apply(generation, row, message.at_ns, now_ns)
+                    try:
+                        self._apply(generation, row, message.at_ns, now_ns)
+                    except Exception as exc:
+                        self._break(generation, exc)
         self._advance(now_ns)
 
     def disconnected(self, model: str, *, now_ns: int) -> None:
@@ -221,7 +232,7 @@ class Orchestrator:
             return
         self._admission.disconnected(model, now_ns=now_ns)
         del self._connected[model]
-        self._alarm(now_ns + self.settings.connect_timeout_ns)
+        self._alarms.add(now_ns + self.settings.connect_timeout_ns)
         for generation in self._generations.values():
             generation.visits.seen.pop(model, None)
             if generation.state is State.VISITING and generation.visits.at == model:
@@ -238,7 +249,10 @@ class Orchestrator:
             if error := admission.misfit(head):
                 self._fail(head, Event.REFUSED, error)
             elif admission.has_room(head):
-                self._start(head, now_ns)
+                try:
+                    self._start(head, now_ns)
+                except Exception as exc:
+                    self._break(head, exc)
             else:
                 break
         in_flight = admission.running
@@ -257,21 +271,11 @@ class Orchestrator:
         self._admission.start(generation, now_ns=now_ns)
         self._visit(generation, model, now_ns)
 
-    def _alarm(self, at_ns: int | None) -> None:
-        """Asks for a `tick` at this time; one that turns out to be needless does no harm."""
-        if at_ns is not None:
-            heappush(self._alarms, at_ns)
-
     # --- visits and hand-offs -------------------------------------------------------------------------------------
 
     def _greeted(self, model: str, info: ModelInfo, now_ns: int) -> None:
         """A subserver said who it is; requests stranded there go on."""
-        if info.version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"model {model!r} speaks version {info.version} of the protocol, not {PROTOCOL_VERSION}"
-            )
-        if info.model != model:
-            raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
+        _check_greeting(model, info)
         self._admission.connected(model, info)
         self._connected[model] = 0
         for generation in self._generations.values():
@@ -305,7 +309,7 @@ class Orchestrator:
         else:
             statistics.time_to_first_token.observe((now_ns - generation.arrived_ns) * 1e-9)
         update = transcript.commit(row.tokens, row.log_probs, model=model, now_ns=now_ns)
-        self._unwritten.append(transcript)
+        self._unwritten.append(generation)
         generation.visits.fruitless = 0
         statistics.tokens_by_model[model] += len(update.tokens)
         return update
@@ -332,7 +336,7 @@ class Orchestrator:
         else:
             generation.visits.at = model
             self._strand(generation, now_ns)
-            self._alarm(now_ns + self.settings.connect_timeout_ns)
+            self._alarms.add(now_ns + self.settings.connect_timeout_ns)
 
     def _strand(self, generation: Generation, now_ns: int) -> None:
         generation.happens(Event.DISCONNECTED)
@@ -350,10 +354,10 @@ class Orchestrator:
 
     def _finish(self, generation: Generation, event: AnyEvent, update: Update | None = None) -> None:
         """The response is complete, or as complete as its time allows."""
-        self._close(generation, event)
         reason = FINISH_REASONS[event]
         update = generation.transcript.finish(update)
         update.result = generation.result(reason)
+        self._close(generation, event)
         self.statistics.finished[reason] += 1
         self._updates.append(update)
 
@@ -361,6 +365,18 @@ class Orchestrator:
         self._close(generation, event)
         self.statistics.failed[error.slug] += 1
         self._updates.append(Update(generation.key, error=error))
+
+    def _break(self, generation: Generation, exc: Exception) -> None:
+        """What raised at one request is a bug of ours; it ends that request and nobody else's."""
+        log.error("request %d broke", generation.key, exc_info=exc)
+        error = InternalError(f"internal error: {type(exc).__name__}: {exc}")
+        if generation.state is not State.OVER:
+            self._fail(generation, Event.BROKE, error)
+
+    def undeliverable(self, message: ToSubserver, error: RouterError) -> None:
+        """A message of `outbox` cannot travel: the request that it is about ends."""
+        if isinstance(message, Open | Resume) and (generation := self._generations.get(message.request)):
+            self._fail(generation, Event.BROKE, error)
 
     def _close(self, generation: Generation, event: AnyEvent) -> None:
         """Gives back what a request holds: its place in the queue, or KV in the ledger and on the models."""
@@ -377,6 +393,13 @@ class Orchestrator:
     def _send(self, model: str, message: ToSubserver) -> None:
         self._connected[model] = self.in_flight
         self.outbox.append((model, message))
+
+
+def _check_greeting(model: str, info: ModelInfo) -> None:
+    if info.version != PROTOCOL_VERSION:
+        raise ProtocolError(f"model {model!r} speaks version {info.version} of the protocol, not {PROTOCOL_VERSION}")
+    if info.model != model:
+        raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
 
 
 def _remote_error(error: tuple[str, str] | None, model: str) -> RouterError:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.engines.base import KvEngine
-from tokenrouter.errors import ConfigError, ProtocolError, RouterError
+from tokenrouter.errors import ConfigError, InvalidRequest, ProtocolError, RouterError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
@@ -192,6 +192,7 @@ class Subserver:
 
     def _admit(self, peer: int, message: Open) -> ModelSequence:
         """The request with its KV."""
+        self._check_tokens(message, message.kv_tokens)
         policy = self.policy(message.policy, self._peers[peer].models)
         sequence = ModelSequence(
             peer=peer,
@@ -202,16 +203,31 @@ class Subserver:
             sampling=message.sampling,
             policy=policy,
             spec=message.policy,
+            lease=message.kv_tokens,
         )
         sequence.banned = calls.mask(policy, self.name, self.engine.info.vocab_size)
         self._runner.admit(sequence, kv_tokens=message.kv_tokens)
         return sequence
+
+    def _check_tokens(self, message: Open | Resume, lease: int) -> None:
+        """Refuses what the engine could not run, which would fail all requests of the step."""
+        vocab_size = self.engine.info.vocab_size
+        if max(message.tokens, default=0) >= vocab_size:
+            raise InvalidRequest(f"token id {max(message.tokens)}; this model's lie in [0, {vocab_size})")
+        if isinstance(message, Resume) and message.start + len(message.tokens) > lease:
+            raise InvalidRequest(f"{message.start + len(message.tokens)} tokens; KV is leased for {lease}")
 
     def _resume(self, peer: int, message: Resume, now_ns: int) -> None:
         sequence = self._peers[peer].sequences.get(message.request)
         if sequence is None or message.start > len(sequence.tokens):
             self._drop(peer, message.request)
             self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
+            return
+        try:
+            self._check_tokens(message, sequence.lease)
+        except RouterError as exc:
+            self._reply(peer, failed(message.request, message.visit, exc), now_ns)
+            self._drop(peer, message.request)
             return
         self._runner.leave(sequence)
         sequence.splice(message.start, message.tokens)

@@ -19,6 +19,7 @@ class ModelSequence:
     Attributes:
         peer, request: whose it is; orchestrators number their requests independently.
         handle: of the engine's lease of KV.
+        lease: tokens that it has room for.
         visit: number of the stay that goes on or was the last.
         visit_limit: most tokens of this visit; None = no limit known beforehand.
         then: the model after that limit.
@@ -31,6 +32,7 @@ class ModelSequence:
         "banned",
         "handle",
         "kv_length",
+        "lease",
         "model",
         "peer",
         "policy",
@@ -58,6 +60,7 @@ class ModelSequence:
         sampling: Sampling,
         policy: Policy,
         spec: PolicySpec | None = None,
+        lease: int = 0,
         handle: Any = None,
         peer: int = 0,
         request: int = 0,
@@ -71,6 +74,7 @@ class ModelSequence:
         self.seed = sampling.seed
         self.policy = policy
         self.spec = spec
+        self.lease = lease
         self.handle = handle
         self.banned: Sequence[int] = ()
         self.kv_length = 0

@@ -12,27 +12,51 @@ import select
 import shutil
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenrouter.channel.unix import runtime_dir
 
 _GRACE_S = 1.0
 _REGION_MARK = "shm_region"
+_SERVER_PID = 5
 
 
 def leave_with_parent() -> None:
-    """Starts the thread that waits for the parent's death."""
+    """Starts the thread that waits for the server's death; leaves at once if it is dead already."""
+    server = server_pid(_arguments(), os.getppid())
     try:
-        parent = os.pidfd_open(os.getppid())
+        descriptor = os.pidfd_open(server)
+    except ProcessLookupError:
+        _leave(runtime_dir())
     except OSError:  # no such system call here (an old kernel or a sandbox): Triton's own clean-up has to do
         return
-    threading.Thread(target=_wait, args=(parent, runtime_dir()), name="orphan", daemon=True).start()
+    else:
+        threading.Thread(target=_wait, args=(descriptor, runtime_dir()), name="orphan", daemon=True).start()
 
 
-def _wait(parent: int, sockets: Path) -> None:
-    select.select([parent], [], [])
+def server_pid(arguments: Sequence[str], parent: int) -> int:
+    """Process id of the tritonserver that started a stub.
+
+    It is the parent, unless the server died while the stub started: the parent is somebody else then (init, or a
+    reaper), who lives on. So the number that the stub was given counts, where there is one.
+
+    Args:
+        arguments: the stub's command line: itself, the model's file, a region's name, two sizes, the server's pid.
+        parent: process id of the parent.
+    """
+    given = arguments[_SERVER_PID] if len(arguments) > _SERVER_PID else ""
+    return int(given) if given.isdecimal() and int(given) > 0 else parent
+
+
+def _wait(server: int, sockets: Path) -> None:
+    select.select([server], [], [])
     # An orderly exit of the stub needs no help and wins the race.
     time.sleep(_GRACE_S)
+    _leave(sockets)
+
+
+def _leave(sockets: Path) -> None:
     for region in _regions():
         with contextlib.suppress(OSError):
             (Path("/dev/shm") / region).unlink()
@@ -42,5 +66,8 @@ def _wait(parent: int, sockets: Path) -> None:
 
 def _regions() -> list[str]:
     """Names of the shared-memory regions that Triton gave this process on its command line."""
-    arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
-    return [os.fsdecode(argument) for argument in arguments if _REGION_MARK.encode() in argument]
+    return [argument for argument in _arguments() if _REGION_MARK in argument]
+
+
+def _arguments() -> list[str]:
+    return [os.fsdecode(argument) for argument in Path("/proc/self/cmdline").read_bytes().split(b"\0")]
