@@ -185,8 +185,7 @@ class Orchestrator:
 
     def cancel(self, key: int, *, now_ns: int) -> None:
         """The client went away. Unknown keys (already over) are ignored."""
-        generation = self._generations.get(key)
-        if generation is not None:
+        if generation := self._generations.get(key):
             error = RequestCancelled("the client cancelled the request or disconnected")
             self._fail(generation, Event.CANCELLED, error)
         self._advance(now_ns)
@@ -369,9 +368,8 @@ class Orchestrator:
     def _break(self, generation: Generation, exc: Exception) -> None:
         """What raised at one request is a bug of ours; it ends that request and nobody else's."""
         log.error("request %d broke", generation.key, exc_info=exc)
-        error = InternalError(f"internal error: {type(exc).__name__}: {exc}")
         if generation.state is not State.OVER:
-            self._fail(generation, Event.BROKE, error)
+            self._fail(generation, Event.BROKE, InternalError(f"internal error: {type(exc).__name__}: {exc}"))
 
     def undeliverable(self, message: ToSubserver, error: RouterError) -> None:
         """A message of `outbox` cannot travel: the request that it is about ends."""
