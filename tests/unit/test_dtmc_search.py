@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from tools.dtmc.errors import TooLarge
+from tools.dtmc import stationary
+from tools.dtmc.errors import NotStationary, TooLarge
 from tools.dtmc.network import build_network
 from tools.dtmc.profile import load_profile
 from tools.dtmc.sampling import Sampler
@@ -76,6 +78,31 @@ def test_what_cannot_be_solved_exactly_is_sampled_to_a_stated_error() -> None:
     assert sampled.thresholds == exact.thresholds
     assert abs(sampled.tokens_per_second - exact.tokens_per_second) < 5 * sampled.standard_error
     assert abs(sampled.eager_tokens_per_second - exact.eager_tokens_per_second) < 5 * sampled.eager_standard_error
+
+
+def test_vectors_without_a_stationary_distribution_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hand-offs of probability 1e-5; here large chains are given no time at all."""
+    whole = search(R2R, 8)
+    monkeypatch.setattr(stationary, "DIRECT_STATES", 400)
+    monkeypatch.setattr(stationary, "MAX_CYCLES", 0)
+    result = search(R2R, 8)
+    assert result.thresholds == whole.thresholds
+    assert result.tokens_per_second == pytest.approx(whole.tokens_per_second)
+    assert (result.method, result.pruned) == ("exact", 0)
+    assert result.undecided > 0
+    assert result.evaluated + result.undecided == result.feasible
+    assert result.eager_standard_error > 0
+    monkeypatch.setattr(stationary, "DENSE_STATES", 0)
+    monkeypatch.setattr(stationary, "DIRECT_STATES", 0)
+    with pytest.raises(NotStationary, match="raise delta_ms"):
+        search(R2R, 8)
+
+
+@pytest.mark.parametrize("inflight", [5, 8])
+def test_of_thresholds_that_differ_by_rounding_the_smallest_are_best(inflight: int) -> None:
+    """With hand-offs of probability 1e-4 no threshold matters."""
+    routing = {"small": {"small": 0.9999, "large": 0.0001}, "large": {"small": 1.0}}
+    assert set(search(msgspec.structs.replace(R2R, routing=routing), inflight).thresholds.values()) == {1}
 
 
 def test_an_exhaustive_search_over_the_limit_is_refused() -> None:

@@ -171,7 +171,7 @@ def _print_results(rows: list[SearchResult]) -> None:
             f"{row.tokens_per_second / row.eager_tokens_per_second:.3f}x",
             str(row.evaluated),
             str(row.pruned),
-            row.method + (f", {row.undecided} close" if row.undecided else ""),
+            row.method + (f", {row.undecided} undecided" if row.undecided else ""),
         )
     console.print(table)
 

@@ -4,6 +4,7 @@ DtmcError
 ProfileError       the profile is wrong: the message names the field and the remedy
 ThresholdError     the thresholds cannot be used: unknown model, above the maximum batch, or a deadlock
 TooLarge           the exact chain does not fit the stated limit; sample it instead
+NotStationary      no stationary distribution of the exact chain was found; the search does without this vector
 """
 
 from __future__ import annotations
@@ -25,3 +26,7 @@ class ThresholdError(DtmcError):
 
 class TooLarge(DtmcError):
     """The exact chain has more states than the limit, or its states do not fit 63 bits."""
+
+
+class NotStationary(DtmcError):
+    """The exact chain has several closed classes, or so rare moves that its long run is not found."""

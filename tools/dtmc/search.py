@@ -9,13 +9,12 @@ Two ways, chosen by the size of the largest chain (that of eager batching):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
-
 from tools.dtmc.chain import build_chain
-from tools.dtmc.errors import TooLarge
+from tools.dtmc.errors import NotStationary, TooLarge
 from tools.dtmc.network import Network, build_network
 from tools.dtmc.profile import Profile
 from tools.dtmc.race import FEW, Race, Vector, sampled_throughput
@@ -26,6 +25,7 @@ EXHAUSTIVE_TRANSITIONS = 100_000  # of the eager chain: two models up to N = 16
 SEARCH_TRANSITIONS = 5_000_000  # two models at N = 64, eager, have 4.2 million
 ROUGH_ERROR = 5e-4  # relative standard error at which close vectors are solved exactly instead
 TARGET_ERROR = 3e-4  # relative standard error of what cannot be solved exactly
+TIE = 1e-7  # relative; exact solutions are no more precise than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,8 @@ class SearchResult:
             throughput is also the smallest mean time per output token.
         evaluated: vectors solved exactly.
         pruned: vectors dropped on sampled evidence, without an exact solution.
-        undecided: vectors neither solved nor dropped: over the limit, and within sampling error of the best.
+        undecided: vectors neither solved nor dropped: over the limit or not stationary, and within sampling error of
+            the best, if they were sampled.
         method: "exact" when B* was solved exactly, "sampled" when its chain is over the limit.
         standard_error: of `tokens_per_second`; 0 when exact.
         eager_standard_error: of `eager_tokens_per_second`; 0 when exact.
@@ -139,10 +140,10 @@ def search_table(
 
 
 def exact_or_sampled(solver: Solver, vector: Vector, report: Report = silent) -> tuple[float, float]:
-    """Throughput of one vector, exact where its chain fits the limit: (tokens per second, standard error)."""
+    """Throughput of one vector, exact where its chain can be solved: (tokens per second, standard error)."""
     try:
         return solver.tokens_per_second(vector), 0.0
-    except TooLarge:
+    except (TooLarge, NotStationary):
         return sampled_throughput(solver.network, solver.scatters, vector, TARGET_ERROR, report)
 
 
@@ -156,19 +157,29 @@ def _fits(solver: Solver, max_transitions: int) -> bool:
 
 
 def _exhaustive(solver: Solver, vectors: list[Vector], report: Report) -> _Found:
-    rates = []
+    rates: dict[Vector, float] = {}
     for done, vector in enumerate(vectors):
         report(f"solving {len(vectors)} chains", done / len(vectors))
-        rates.append(solver.tokens_per_second(vector))
-    best = int(np.argmax(rates))
-    return _Found(vectors[best], rates[best], 0.0, len(vectors), 0)
+        with suppress(NotStationary):
+            rates[vector] = solver.tokens_per_second(vector)
+    if not rates:
+        solver.tokens_per_second(vectors[0])  # says why
+    best = _best(rates)
+    return _Found(best, rates[best], 0.0, len(rates), len(vectors) - len(rates))
+
+
+def _best(rates: Mapping[Vector, float]) -> Vector:
+    """The highest throughput; of those that differ by rounding alone, the smallest thresholds."""
+    least = max(rates.values()) * (1.0 - TIE)
+    return min((vector for vector, rate in rates.items() if rate >= least), key=lambda vector: (sum(vector), vector))
 
 
 def _race(solver: Solver, vectors: list[Vector], report: Report) -> _Found:
     race = Race(solver.network, solver.scatters, vectors, report)
     race.run(ROUGH_ERROR, stop_at=FEW)
     exact = _solve_finalists(solver, race, report)
-    best, throughput, error = *max(exact.items(), key=lambda item: item[1], default=((), 0.0)), 0.0
+    best = _best(exact) if exact else ()
+    throughput, error = exact.get(best, 0.0), 0.0
     race.settle(exact, throughput)
     if race.vectors:
         race.run(TARGET_ERROR)
@@ -193,4 +204,6 @@ def _solve_finalists(solver: Solver, race: Race, report: Report) -> dict[Vector,
             exact[vector] = solver.tokens_per_second(vector)
         except TooLarge:
             too_large.append(vector)
+        except NotStationary:
+            continue
     return exact

@@ -9,7 +9,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import spsolve
 
 from tools.dtmc.chain import Chain, Matrix
-from tools.dtmc.errors import DtmcError
+from tools.dtmc.errors import NotStationary
 from tools.dtmc.network import Floats
 
 DENSE_STATES = 60  # below, a dense solve is fastest
@@ -27,7 +27,7 @@ def recurrent_part(chain: Chain) -> Chain:
     The paper observes irreducibility without proof (section 3.3). Here it is checked.
 
     Raises:
-        DtmcError: there are several closed classes, so that the long run depends on chance.
+        NotStationary: there are several closed classes, so that the long run depends on chance.
     """
     count, label = connected_components(chain.transition, directed=True, connection="strong")
     if count == 1:
@@ -36,7 +36,7 @@ def recurrent_part(chain: Chain) -> Chain:
     crosses = label[matrix.row] != label[matrix.col]
     closed = np.setdiff1d(np.arange(count), label[matrix.col[crosses]])
     if len(closed) > 1:
-        raise DtmcError(
+        raise NotStationary(
             f"the chain has {len(closed)} closed classes, so its long run depends on chance; change routing or step_ms"
         )
     return chain.restricted_to(np.flatnonzero(label == closed[0]))
@@ -92,7 +92,7 @@ def _aggregation(chain: Chain) -> Floats:
             pi = DAMPING * moved + (1.0 - DAMPING) * pi
         if change < TOLERANCE:
             return pi
-    raise DtmcError(f"no stationary distribution within {TOLERANCE:g} after {MAX_CYCLES} cycles; raise delta_ms")
+    raise NotStationary(f"no stationary distribution within {TOLERANCE:g} after {MAX_CYCLES} cycles; raise delta_ms")
 
 
 def _rescaled(pi: Floats, block: npt.NDArray[np.intp], blocks: int, gathered: Matrix) -> Floats:
