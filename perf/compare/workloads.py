@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from perf.emulated.routing import routed
+from tokenrouter.yaml_files import load_yaml
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import ModelProfile, Profile
 
@@ -99,9 +100,10 @@ def load_reference(path: Path = REFERENCE) -> Reference:
     """The file.
 
     Raises:
+        ConfigError: the file cannot be read.
         ProfileError: names the field that is wrong.
     """
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=Reference, strict=True)
-    except (OSError, msgspec.DecodeError) as exc:
+        return msgspec.convert(load_yaml(path), Reference)
+    except msgspec.ValidationError as exc:
         raise ProfileError(f"{path}: {exc}") from exc

@@ -7,6 +7,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from tokenrouter.yaml_files import load_yaml
+
 PATH = Path(__file__).resolve().parent.parent / "reference" / "paper.yaml"
 
 Value: TypeAlias = "str | float | bool"
@@ -56,4 +58,4 @@ class Paper(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load_paper(path: Path = PATH) -> Paper:
     """Reads the file; msgspec names the field that is wrong."""
-    return msgspec.yaml.decode(path.read_bytes(), type=Paper)
+    return msgspec.convert(load_yaml(path), Paper)

@@ -72,7 +72,7 @@ def read_traces(path: Path) -> list[Trace]:
     """
     traces = []
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as exc:
         raise ProfileError(f"{path}: {exc}") from exc
     for number, line in enumerate(lines, start=1):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenrouter.batcher import Batching
-from tokenrouter.config import entry_config, load_yaml, role_of, subserver_config
+from tokenrouter.config import entry_config, role_of, subserver_config
 from tokenrouter.engines import load_engine
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
@@ -180,11 +180,6 @@ def test_a_bad_model_yaml_is_refused_by_its_path(tmp_path: Path, yaml: str, says
     (tmp_path / "model.yaml").write_bytes(yaml.encode("utf-8", "surrogateescape"))
     with pytest.raises(ConfigError, match=f"{tmp_path}.*{says}"):
         subserver_config(model_config(), tmp_path)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nothing.yaml cannot be read: No such file"):
-        load_yaml(tmp_path / "nothing.yaml")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,13 @@ def test_routing_that_traps_requests_in_separate_groups_is_refused() -> None:
         parse_profile(text)
 
 
+def test_a_probability_may_be_written_as_1e_5_and_no_key_twice() -> None:
+    text = GOOD.replace("small: 0.65, large: 0.35", "small: 0.99999, large: 1e-5")
+    assert parse_profile(text).routing["small"]["large"] == 1e-5
+    with pytest.raises(ProfileError, match=r"not valid YAML: the key 'large' stands twice"):
+        parse_profile(text.replace("large: 1e-5", "large: 1e-5, large: 1e-5"))
+
+
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"nowhere\.yaml: No such file"):
         load_profile(tmp_path / "nowhere.yaml")

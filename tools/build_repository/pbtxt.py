@@ -20,6 +20,7 @@ from tokenrouter.triton.tensors import (
     SUBSERVER_OUTPUTS,
     Input,
 )
+from tokenrouter.yaml_files import Dumper
 from tools.build_repository.routers import placed, policy_params
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec
 
@@ -113,7 +114,7 @@ def built_yaml(spec: DeploymentSpec) -> str:
     return f"{_BUILT}\n{yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=115)}"
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(Dumper):
     """Lists stand in one line: there are some of hundreds of numbers."""
 
 

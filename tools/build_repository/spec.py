@@ -9,10 +9,11 @@ from typing import Any, Literal
 import msgspec
 
 from tokenrouter.batcher import Batching
-from tokenrouter.config import VERSION_FOLDER, EntryConfig, ModelYaml, SubserverConfig, load_yaml
+from tokenrouter.config import VERSION_FOLDER, EntryConfig, ModelYaml, SubserverConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.request import Limits
+from tokenrouter.yaml_files import load_yaml
 
 GIB = 1 << 30
 CHECKPOINTS_VARIABLE = "TOKENROUTER_CHECKPOINTS"

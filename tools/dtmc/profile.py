@@ -30,8 +30,10 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import yaml
 
 from tokenrouter.step_time import step_time_ms
+from tokenrouter.yaml_files import Dumper, parse_yaml
 from tools.dtmc.errors import ProfileError
 
 ROW_TOLERANCE = 1e-6  # a row of P may miss 1 by rounding of printed probabilities, not more
@@ -116,16 +118,16 @@ def load_profile(path: Path) -> Profile:
 def parse_profile(text: bytes | str) -> Profile:
     """Parses and checks the YAML text of a profile; errors as in `load_profile`."""
     try:
-        return msgspec.yaml.decode(text, type=Profile, strict=True)
+        return msgspec.convert(parse_yaml(text), Profile)
     except msgspec.ValidationError as exc:
         raise ProfileError(str(exc)) from exc  # carries the path of the field
-    except msgspec.DecodeError as exc:
+    except yaml.YAMLError as exc:
         raise ProfileError(f"not valid YAML: {exc}") from exc
 
 
 def dump_profile(profile: Profile) -> str:
     """YAML text that `parse_profile` reads back to an equal profile."""
-    return msgspec.yaml.encode(profile).decode()
+    return str(yaml.dump(msgspec.to_builtins(profile, str_keys=False), Dumper=Dumper, sort_keys=False))
 
 
 def _check_names(profile: Profile) -> None:

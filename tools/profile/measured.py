@@ -8,8 +8,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-import yaml
-
+from tokenrouter.yaml_files import parse_yaml
 from tools.dtmc.errors import ProfileError
 from tools.metrics import Scrape
 from tools.profile.routes import Row, entry_model, read_rows
@@ -130,5 +129,5 @@ def _mapping(values: dict[str, float]) -> str:
 
 def _key(name: str) -> str:
     """A model's name as a YAML key, quoted if it would mean something else."""
-    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", name) and yaml.safe_load(name) == name
+    plain = re.fullmatch(r"[A-Za-z_][\w.-]*", name) and parse_yaml(name) == name
     return name if plain else json.dumps(name)

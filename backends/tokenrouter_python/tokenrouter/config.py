@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from tokenrouter.batcher import Batching
 from tokenrouter.entry_queue import EntryQueuePolicy
@@ -21,6 +20,7 @@ from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
 from tokenrouter.request import Limits
+from tokenrouter.yaml_files import load_yaml
 
 T = TypeVar("T")
 _Row = tuple[str, Callable[[str], Any], str]
@@ -223,23 +223,6 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
         load_after=model.load_after,
         **fields,
     )
-
-
-def load_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping.
-
-    Raises:
-        ConfigError: the file is missing, no YAML, or no mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{path} cannot be read: {exc.strerror}") from exc
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is not valid YAML: {exc}") from exc
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a mapping such as 'engine: torch'")
-    return content
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
