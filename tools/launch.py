@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError
@@ -27,6 +29,8 @@ from tools.tritonserver.server import TritonServer
 
 ENTRY = "tokenrouter"
 DEMO_PROMPT = "Start 91: -38, *2, -47 ="
+# Of the first response and of the calls that are shown: the first that fits the models' contexts.
+_MAX_TOKENS = (160, 40, 10, 1)
 _LOG_LIMIT = 64 << 20
 _POLL_S = 0.25
 
@@ -114,12 +118,20 @@ def _serve(
     version = f"Triton {server.version()}"
     console.print(f"[bold green]ready[/]: {server.http_url}, gRPC {server.grpc_url}, {server.metrics_url} ({version})")
     if ENTRY in server.loaded_models():
-        _print_usage(server, front, prompt)
         try:
-            _print_response(server, prompt)
+            max_tokens, answer = first_response(partial(_generate, server), prompt)
+        except Refused as exc:
+            # The server is well, and other prompts may fit.
+            complain(f"the first response was refused: {exc}; give another --prompt")
+            if check:
+                return 1
+            max_tokens, answer = _MAX_TOKENS[-1], None
         except (OSError, ValueError, KeyError) as exc:
             complain(f"the first response failed: {exc}")
             return 1
+        _print_usage(server, front, prompt, max_tokens)
+        if answer is not None:
+            _print_response(prompt, answer)
         if front is not None:
             front.wait()
             console.print(f"[bold green]ready[/]: OpenAI-compatible server at {front.url}")
@@ -147,9 +159,9 @@ def _follow(server: TritonServer, front: OpenAiServer | None, stopped: threading
     return 0
 
 
-def _print_usage(server: TritonServer, front: OpenAiServer | None, prompt: str) -> None:
+def _print_usage(server: TritonServer, front: OpenAiServer | None, prompt: str, max_tokens: int) -> None:
     url = f"{server.http_url}/v2/models/{ENTRY}"
-    fields = {"text_input": prompt, "max_tokens": 160}
+    fields = {"text_input": prompt, "max_tokens": max_tokens}
     binaries = Path(sys.executable).parent
     if binaries.is_relative_to(Path.cwd()):
         binaries = binaries.relative_to(Path.cwd())
@@ -158,18 +170,18 @@ def _print_usage(server: TritonServer, front: OpenAiServer | None, prompt: str) 
         f"curl -s {url}/generate -d '{json.dumps(fields)}'",
         f"curl -sN {url}/generate_stream -d '{json.dumps({**fields, 'stream': True})}'",
         f'{binaries}/tokenrouter generate "{prompt}" --stream --url {server.grpc_url}',
-        *_python_call(server.grpc_url, prompt),
+        *_python_call(server.grpc_url, prompt, max_tokens),
         *([] if front is None else _openai_call(front.url, prompt)),
     ):
         console.print(f"  {line}", markup=False)
     console.print()
 
 
-def _python_call(grpc_url: str, prompt: str) -> list[str]:
+def _python_call(grpc_url: str, prompt: str, max_tokens: int) -> list[str]:
     return [
         "Python over gRPC:",
         "  from tokenrouter.client import stream",
-        f"  for chunk in stream({grpc_url!r}, {prompt!r}, max_tokens=160):",
+        f"  for chunk in stream({grpc_url!r}, {prompt!r}, max_tokens={max_tokens}):",
         '      print(chunk.text, end="", flush=True)',
     ]
 
@@ -182,11 +194,18 @@ def _openai_call(url: str, prompt: str) -> list[str]:
     ]
 
 
-def _print_response(server: TritonServer, prompt: str) -> None:
-    answer = _generate(
-        f"{server.http_url}/v2/models/{ENTRY}/generate",
-        {"text_input": prompt, "max_tokens": 160, "exclude_input_in_output": True, "return_routing": True},
-    )
+def first_response(generate: Callable[[dict[str, Any]], dict[str, Any]], prompt: str) -> tuple[int, dict[str, Any]]:
+    """As many tokens as fit, and the answer. Raises what the last `generate` raises."""
+    for max_tokens in _MAX_TOKENS:
+        fields = {"text_input": prompt, "max_tokens": max_tokens}
+        try:
+            return max_tokens, generate({**fields, "exclude_input_in_output": True, "return_routing": True})
+        except Refused as exc:
+            refused = exc
+    raise refused
+
+
+def _print_response(prompt: str, answer: dict[str, Any]) -> None:
     routing = json.loads(answer["routing"])
     console.print("A routed response:", style="bold")
     console.print(f"{prompt}{answer['text_output']}", markup=False)
@@ -194,13 +213,19 @@ def _print_response(server: TritonServer, prompt: str) -> None:
     console.print(f"({written}, {routing['handoffs']} hand-offs, finish reason {answer['finish_reason']})", style="dim")
 
 
-def _generate(url: str, fields: dict[str, Any]) -> dict[str, Any]:
+class Refused(ValueError):
+    """The server answered that it cannot serve this request."""
+
+
+def _generate(server: TritonServer, fields: dict[str, Any]) -> dict[str, Any]:
+    url = f"{server.http_url}/v2/models/{ENTRY}/generate"
     request = Request(url, json.dumps(fields).encode(), {"Content-Type": "application/json"})
     try:
         with http_open(request, timeout=60) as response:
             answer: dict[str, Any] = json.load(response)
     except HTTPError as exc:
-        raise ValueError(exc.read().decode("utf-8", "replace")) from exc
+        kind = Refused if exc.code == HTTPStatus.BAD_REQUEST else ValueError
+        raise kind(exc.read().decode("utf-8", "replace")) from exc
     return answer
 
 
