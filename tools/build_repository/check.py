@@ -100,6 +100,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
                 folders,
                 allow_added_tokens=entry.allow_added_tokens,
                 allow_special_tokens=entry.allow_special_tokens,
+                compare_ends=entry.end_ids is None,
             )
         )
     yield from router_problems(spec.entry)

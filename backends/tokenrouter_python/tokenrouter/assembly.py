@@ -38,6 +38,7 @@ class Entry:
             folders,
             allow_added_tokens=config.allow_added_tokens,
             allow_special_tokens=config.allow_special_tokens,
+            compare_ends=config.end_ids is None,
         )
         first = folders[config.models[0]]
         self.config = config

@@ -28,7 +28,11 @@ def common_size(folders: Mapping[str, Path]) -> int:
 
 
 def check_same_tokenizer(
-    folders: Mapping[str, Path], *, allow_added_tokens: bool = False, allow_special_tokens: bool = False
+    folders: Mapping[str, Path],
+    *,
+    allow_added_tokens: bool = False,
+    allow_special_tokens: bool = False,
+    compare_ends: bool = True,
 ) -> None:
     """Refuses models whose tokenizers differ.
 
@@ -38,18 +42,20 @@ def check_same_tokenizer(
             sampled (see `common_size`).
         allow_special_tokens: accept that an id is a special token of other meaning in each tokenizer; end ids are then
             not compared either.
+        compare_ends: whether the models have to end with the same ids; not if the deployment names them.
 
     Raises:
         ConfigError: names the first entry that differs.
     """
     (first, folder), *others = folders.items()
-    reference, reference_ends = load_tokenizer(folder), end_ids(folder)
+    reference = load_tokenizer(folder)
+    compare_ends = compare_ends and not allow_special_tokens
     for name, other in others:
         tokenizer = load_tokenizer(other)
         limit = min(_size(reference), _size(tokenizer)) if allow_added_tokens else None
         difference = _difference(reference, tokenizer, limit, allow_special_tokens)
-        if difference is None and not allow_special_tokens and set(end_ids(other)) != set(reference_ends):
-            difference = f"eos_token_id is {reference_ends} and {end_ids(other)}"
+        if difference is None and compare_ends and set(end_ids(other)) != set(end_ids(folder)):
+            difference = f"eos_token_id is {end_ids(folder)} and {end_ids(other)} (or name the ids: entry.end_ids)"
         if difference is not None:
             raise ConfigError(
                 f"models {first!r} and {name!r} have different tokenizers: {difference}. Token ids travel between the "

@@ -103,7 +103,7 @@ class TorchEngine:
 
     @classmethod
     def from_folder(cls, path: str | Path, config: TorchEngineConfig | None = None, *, sharing: int = 1) -> TorchEngine:
-        """Loads a model and checks, with a few tokens, that this engine computes what the model computes by itself.
+        """Loads a model and checks, with some tokens, that this engine computes what the model computes by itself.
 
         Args:
             path: folder with config.json and the weights, in Hugging Face format.
@@ -117,11 +117,12 @@ class TorchEngine:
         device = config.resolve_device()
         torch.set_num_threads(config.threads or 1)
         facts = loading.read_config(Path(path))
-        loading.refuse_unsupported(facts, config.resolve_seq_len(loading.position_limit(facts)))
+        max_context = config.resolve_seq_len(loading.position_limit(facts))
+        loading.refuse_unsupported(facts, max_context)
         model = loading.load_model(Path(path), facts, dtype=config.resolve_dtype(device), device=device)
         if config.threads is None and model.num_parameters() > SINGLE_THREAD_PARAMETERS:
             torch.set_num_threads(default_threads(sharing))
-        probe = loading.probe(model)
+        probe = loading.probe(model, max_context)
         fusion.fuse_norms(model)
         try:
             engine = cls(model, config, device)
@@ -279,23 +280,42 @@ class TorchEngine:
         self._cache.zero(torch.from_numpy(slots).to(self._ready_mask.device))
 
     def _check(self, probe: loading.Probe) -> None:
-        """Compares with what the model computed by itself.
+        """Compares with what the model computed by itself: in chunks and alone, then whole and beside a short sequence.
 
         Raises:
             ConfigError: the logits differ, so the architecture does something that this engine does not.
         """
         self._attention.checking = True
-        tokens = probe.tokens[: min(self._info.max_context, self._info.kv_blocks * self._info.block_tokens)]
-        handle = self.open(kv_tokens=len(tokens))
+        room = min(self._info.max_context, self._info.kv_blocks * self._info.block_tokens)
+        tokens = probe.tokens[:room]
         try:
-            for start, stop in loading.probe_spans(len(tokens), self._info.max_num_tokens):
-                result = self.step([EngineRow(handle, tokens[start:stop])])
-                loading.compare(probe, stop - 1, result.logits[0])
+            self._check_rows(probe, [list(loading.probe_spans(len(tokens), self._info.max_num_tokens))])
+            last = len(tokens) - 1
+            short = min(2, last - 1)
+            spans = [[(0, last), (last, last + 1)], [(0, short), (short, short + 1)]]
+            blocks = sum(blocks_needed(parts[-1][1], self._info.block_tokens) for parts in spans)
+            fits = blocks <= self._info.kv_blocks and last + short <= self._info.max_num_tokens
+            if short > 0 and fits and self._info.max_batch > 1:
+                self._check_rows(probe, spans)
         except EngineFailed as exc:
             raise ConfigError(f"the torch engine cannot serve this architecture: {exc}") from exc
         finally:
-            self.close(handle)
             self._attention.checking = False
+
+    def _check_rows(self, probe: loading.Probe, spans: list[list[tuple[int, int]]]) -> None:
+        """Runs sequences together, each a beginning of the probe; `spans` has what they get in each step."""
+        handles = [self.open(kv_tokens=parts[-1][1]) for parts in spans]
+        try:
+            for parts in zip(*spans, strict=True):
+                rows = [
+                    EngineRow(handle, probe.tokens[start:stop])
+                    for handle, (start, stop) in zip(handles, parts, strict=True)
+                ]
+                for logits, (_, stop) in zip(self.step(rows).logits, parts, strict=True):
+                    loading.compare(probe, stop - 1, logits)
+        finally:
+            for handle in handles:
+                self.close(handle)
 
 
 if TYPE_CHECKING:

@@ -184,11 +184,15 @@ def split(model: Any) -> tuple[nn.Module, nn.Module]:
 
 
 @torch.inference_mode()
-def probe(model: Any) -> Probe:
-    """Runs the model with its own attention, then switches it to the paged attention."""
+def probe(model: Any, max_context: int) -> Probe:
+    """Runs the model with its own attention, then switches it to the paged attention.
+
+    The tokens go beyond every length at which the model computes otherwise, if sequences get that long.
+    """
+    length = min(max([PROBE_TOKENS, *(border + 4 for border in _borders(model.config, max_context))]), max_context)
     vocab_size: int = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(vocab_size, (1, PROBE_TOKENS), generator=generator)
+    tokens = torch.randint(vocab_size, (1, length), generator=generator)
     inputs = tokens.to(model.device)
     logits = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False).logits[0]
     attention.register()
@@ -199,10 +203,18 @@ def probe(model: Any) -> Probe:
     return Probe(tokens[0].tolist(), logits.float(), TOLERANCES.get(model.dtype, max(TOLERANCES.values())))
 
 
+def _borders(config: Any, max_context: int) -> list[int]:
+    """Lengths below `max_context` that a configuration names: of windows, and of rope scaling that changes there."""
+    text = config.get_text_config(decoder=True)
+    named = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size", "window_size")]
+    sizes = [*named, *(border for _, border in _rope_borders(text))]
+    return [size for size in sizes if isinstance(size, int) and size < max_context]
+
+
 def probe_spans(num_tokens: int, max_num_tokens: int) -> Iterator[tuple[int, int]]:
-    """Cuts the probe into an extend, a decode and another extend, within the limit of one step."""
+    """Cuts the probe into an extend, a decode and further extends, within the limit of one step."""
     start = 0
-    for size in (4, 1, 3, *[1] * num_tokens):
+    for size in (4, 1, *[max(3, num_tokens // 4)] * num_tokens):
         stop = min(start + min(size, max_num_tokens), num_tokens)
         if stop > start:
             yield start, stop
