@@ -35,6 +35,8 @@ from tools.progress import Report
 PROMPTS = Path(__file__).resolve().parents[1] / "configs" / "demo" / "problems.jsonl"
 DRAIN_S = 1.0
 """After a stage: cancelled requests are gone, and the last numbers are published."""
+HANG_S = 120.0
+"""Requests of which nothing comes for so long have hung."""
 
 METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _LAST = b"finish_reason"
@@ -180,6 +182,8 @@ class Stream:
 class ClosedLoop:
     """Keeps `in_flight` requests running: whenever one ends, the next starts. A context manager; cancels at its end.
 
+    Raises LoadError at its end if nothing more comes of the requests that run.
+
     Args:
         url: host:port of the gRPC endpoint.
         request: the request of a number, from 0 on, or None if there are no more.
@@ -202,24 +206,43 @@ class ClosedLoop:
             self._send()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
         self._stopped = True
-        self._stream.close()
+        try:
+            if kind is None:
+                self._await_sign()
+        finally:
+            self._stream.close()
+
+    def _await_sign(self) -> None:
+        """Requests are cancelled while they run; that they do run shows in one more message."""
+        arrivals = self._stream.arrivals
+        arrived = len(arrivals.times)
+        while self.running and not arrivals.errors and len(arrivals.times) == arrived:
+            self.check()
+            time.sleep(_POLL_S)
 
     @property
     def finished(self) -> int:
         return self._stream.arrivals.finished
 
     @property
+    def running(self) -> int:
+        return len(self.sent_s) - self.finished
+
+    @property
     def over(self) -> bool:
         """Whether there are no more requests and all have ended."""
-        return self._exhausted and self.finished == len(self.sent_s)
+        return self._exhausted and not self.running
 
     def check(self) -> None:
-        """Raises LoadError if the server failed a request, or the connection broke."""
+        """Raises LoadError if the server failed a request, the connection broke, or requests hang."""
         if self._stream.arrivals.errors:
             first, _, _ = self._stream.arrivals.errors[0].strip().partition("\n")
             raise LoadError(f"load: {first}")
+        latest_s = max([*self.sent_s[-1:], *self._stream.arrivals.times[-1:]], default=0.0)
+        if self.running and time.perf_counter() - latest_s > HANG_S:
+            raise LoadError(f"load: {self.running} requests hang: nothing came of them for {HANG_S:g} s")
 
     def ticks(self) -> Iterator[float]:
         """Seconds since the start, about twenty times a second, with a `check` each."""

@@ -3,7 +3,7 @@
     locust -f perf/load/locustfile.py --headless --users 8 --run-time 60s GrpcStreamUser
     locust -f perf/load/locustfile.py --headless --users 1 --arrival-rate 4 --run-time 60s HttpStreamUser
 
-with `--stop-timeout 30s`, so that responses that run at the end still count.
+Responses that run at the end have 30 s (`--stop-timeout`) to end; those that do not have hung, and count as errors.
 
 Closed loop: every user has one response running, all the time. Open loop (`--arrival-rate`): requests start when they
 are due, however many still run, and their times count from when they were due. Every response is reported four times:
@@ -44,7 +44,7 @@ _cpu_s = 0.0
 
 
 def options(parser: Any) -> None:
-    parser.set_defaults(run_time="60s")
+    parser.set_defaults(run_time="60s", stop_timeout="30s")
     group = parser.add_argument_group("TokenRouter")
     group.add_argument("--grpc-url", default="127.0.0.1:8001", help="Triton's gRPC endpoint")
     group.add_argument("--http-url", default="127.0.0.1:8000", help="Triton's HTTP endpoint")
@@ -104,8 +104,10 @@ class _StreamingUser(User):
         self._due = time.perf_counter()
 
     def on_stop(self) -> None:
-        self._running.join(timeout=self.environment.stop_timeout or 0)
-        self._running.kill()
+        try:
+            self._running.join(timeout=self.environment.stop_timeout or 0)
+        finally:  # locust's own patience ends at the same time
+            self._running.kill()
 
     def wait_time(self) -> float:
         """Closed loop: none. Open loop: until the next request is due."""
@@ -119,14 +121,20 @@ class _StreamingUser(User):
     def response(self) -> None:
         """One response: waits for its end in a closed loop only."""
         if not self.chosen.arrival_rate:
-            self._report(self.send(next(_prompts), Timing()))
+            self._respond(Timing())
         elif len(self._running) < self.chosen.most_open:
-            self._running.spawn(self._open, self._due)
+            self._running.spawn(self._respond, Timing(started=self._due))
         else:
             self._report(Timing(error=f"not sent: {self.chosen.most_open} requests run already (--most-open)"))
 
-    def _open(self, due: float) -> None:
-        self._report(self.send(next(_prompts), Timing(started=due)))
+    def _respond(self, timing: Timing) -> None:
+        try:
+            self._report(self.send(next(_prompts), timing))
+        except gevent.GreenletExit:
+            if patience_s := self.environment.stop_timeout:
+                timing.error = f"hung: no end within {patience_s:g} s after the last request (--stop-timeout)"
+                self._report(timing)
+            raise
 
     def send(self, prompt: str, timing: Timing) -> Timing:
         raise NotImplementedError

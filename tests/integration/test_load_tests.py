@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,12 +26,12 @@ RATE = 20.0
 
 
 @contextmanager
-def locust(server: TritonServer, summary: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def locust(grpc_url: str, http_url: str, summary: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Locust for at most a minute; a test that saw enough ends it earlier."""
     command = [
         *(sys.executable, "-m", "locust", "-f", str(REPOSITORY_ROOT / "perf" / "load" / "locustfile.py"), "--headless"),
         *("--run-time", "60s", "--stop-timeout", "20s", "--summary", str(summary)),
-        *("--grpc-url", server.grpc_url, "--http-url", server.http_url.removeprefix("http://"), *options),
+        *("--grpc-url", grpc_url, "--http-url", http_url.removeprefix("http://"), *options),
     ]
     process = subprocess.Popen(
         command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -55,12 +56,12 @@ def row_of(process: subprocess.Popen[str], summary: Path) -> tuple[int, dict[str
 def test_locust_drives_both_endpoints_in_a_closed_and_an_open_loop(shared: TritonServer, tmp_path: Path) -> None:
     """The finish reason tells the two loops' responses apart: those of the closed one are cut."""
     files = [tmp_path / f"{name}.csv" for name in ("closed", "open")]
-    both = ("GrpcStreamUser", "HttpStreamUser")
+    both, urls = ("GrpcStreamUser", "HttpStreamUser"), (shared.grpc_url, shared.http_url)
     finished = partial(metric, shared, "finished", model="tokenrouter")
     cut, whole = finished(reason="length"), finished(reason="stop")
     with (
-        locust(shared, files[0], "--max-tokens", "10", "--users", "4", "--spawn-rate", "4", *both) as closed_loop,
-        locust(shared, files[1], "--users", "2", "--spawn-rate", "2", "--arrival-rate", f"{RATE}", *both) as open_loop,
+        locust(*urls, files[0], "--max-tokens", "10", "--users", "4", "--spawn-rate", "4", *both) as closed_loop,
+        locust(*urls, files[1], "--users", "2", "--spawn-rate", "2", "--arrival-rate", f"{RATE}", *both) as open_loop,
     ):
         until(lambda: finished(reason="length") - cut > 60, what="responses of the closed loop")
         until(lambda: finished(reason="stop") - whole > 60, what="responses of the open loop")
@@ -77,12 +78,26 @@ def test_locust_drives_both_endpoints_in_a_closed_and_an_open_loop(shared: Trito
 def test_what_the_server_refuses_counts_as_an_error_in_the_exit_code(shared: TritonServer, tmp_path: Path) -> None:
     summary = tmp_path / "refused.csv"
     options = ("--users", "1", "--fields", '{"top_p": 7}', "--run-time", "1s", "GrpcStreamUser")
-    with locust(shared, summary, *options) as process:
+    with locust(shared.grpc_url, shared.http_url, summary, *options) as process:
         process.wait(PATIENCE_S)
         code, refused = row_of(process, summary)
     assert code == 1
     assert refused["requests"] == "0"
     assert int(refused["errors"]) > 0
+
+
+@pytest.mark.parametrize("loop", [(), ("--arrival-rate", "5")], ids=["closed", "open"])
+def test_requests_that_hang_at_the_end_count_as_errors_in_the_exit_code(tmp_path: Path, loop: tuple[str, ...]) -> None:
+    summary = tmp_path / "hung.csv"
+    with socket.create_server(("127.0.0.1", 0)) as stuck:
+        address = f"127.0.0.1:{stuck.getsockname()[1]}"
+        options = ("--users", "2", "--spawn-rate", "2", "--run-time", "2s", "--stop-timeout", "1s", *loop)
+        with locust(address, address, summary, *options, "GrpcStreamUser", "HttpStreamUser") as process:
+            process.wait(PATIENCE_S)
+            code, row = row_of(process, summary)
+    assert code == 1
+    assert row["requests"] == "0"
+    assert int(row["errors"]) >= 2
 
 
 def test_a_short_soak_finds_nothing(shared: TritonServer) -> None:

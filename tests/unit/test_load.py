@@ -11,6 +11,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
+from tools import load
 from tools.errors import CommandError
 from tools.load import ClosedLoop, LoadError, in_turn, read_prompts, request_bytes, stages
 
@@ -114,6 +115,19 @@ def test_an_answered_error_and_a_server_that_is_not_there_are_reported(url: str)
         pytest.raises(LoadError, match="load: UNAVAILABLE: "),
     ):
         next(seconds for seconds in loop.ticks() if seconds > 10)
+
+
+def test_requests_that_hang_are_reported_while_the_load_runs_and_at_its_end(
+    url: str, answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "HANG_S", 0.3)
+    answering.may_answer.clear()
+    says = r"^load: 2 requests hang: nothing came of them for 0\.3 s$"
+    with pytest.raises(LoadError, match=says), ClosedLoop(url, request, 2) as loop:
+        next(seconds for seconds in loop.ticks() if seconds > 10)
+    with pytest.raises(LoadError, match=says), ClosedLoop(url, request, 2) as loop:
+        next(loop.ticks())
+    answering.may_answer.set()
 
 
 def test_stages_double() -> None:
