@@ -22,7 +22,6 @@ from tokenrouter.policies.base import (
     RouteBatch,
     Row,
     Visit,
-    destination_names,
 )
 
 REPREFILL = "perf.ablation.policies:Reprefill"
@@ -68,13 +67,11 @@ class OutsideRouter(Wrapped):
     name = "outside_router"
 
     def check(self) -> None:
-        """Nothing is connected before the first decision."""
         super().check()
         self._lock = threading.Lock()
         self._connection: Connection | None = None
 
     def route(self, batch: RouteBatch) -> Destinations:
-        """Asks the other process."""
         logits = batch.logits
         if self.params.width > logits.shape[-1]:
             logits = torch.nn.functional.pad(logits, (0, self.params.width - logits.shape[-1]))
@@ -87,27 +84,3 @@ class OutsideRouter(Wrapped):
             self._connection.send_bytes(logits.contiguous().numpy().tobytes())
             answer: list[str] = self._connection.recv()
         return answer
-
-
-def decide(policy: Policy, head: Any, hidden: Any, logits: torch.Tensor) -> list[str]:
-    """What the other process does with a batch: the policy's own `route`, on copies."""
-    model, seeds, positions, tokens, width = head
-    rows: list[Any] = [_RemoteRow(model, seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    batch = RouteBatch(
-        model=model,
-        rows=rows,
-        tokens=torch.from_numpy(tokens),
-        logits=logits.view(len(rows), -1)[:, :width],
-        hidden=None if hidden is None else torch.from_numpy(hidden),
-    )
-    return destination_names(policy.route(batch), batch, policy.models)
-
-
-class _RemoteRow:
-    """What a policy may ask of a row there; histories stay where they are."""
-
-    def __init__(self, model: str, seed: int, position: int) -> None:
-        self.model = model
-        self.seed = seed
-        self.position = position
-        self.state: dict[str, Any] = {}

@@ -9,7 +9,6 @@ Engines, sampler, policies and bookkeeping are the production ones, so the token
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,20 +56,7 @@ class SynchronousBaseline:
         self._driver.orchestrator.take_updates()
         return Run([*done, *responses.values()], begin + load.warm_up_s, end)
 
-    def generate(self, requests: Sequence[Request], rule: Rule) -> list[Response]:
-        """All responses, in the order of the requests; they run together."""
-        responses: dict[int, Response] = {}
-        for request in requests:
-            self._submit(request, responses)
-        left = dict(responses)
-        while left:
-            for update in self._turn(rule):
-                if _take(left[update.key], update):
-                    del left[update.key]
-        return list(responses.values())
-
     def close(self) -> None:
-        """Frees the engines."""
         self._threads.shutdown()
         self._driver.close()
 

@@ -19,8 +19,8 @@ from tokenrouter.errors import ConfigError
 from tools.build_repository.build import write_repository
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec, load_spec
 from tools.dtmc.profile import Profile, load_profile
-from tools.load import in_turn, read_prompts, run_stages, stages
-from tools.profile.__main__ import look, profile_text
+from tools.load import read_prompts
+from tools.profile.__main__ import main as measure_profile
 from tools.tritonserver.server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,24 +68,24 @@ class DemoSetting:
             path = PROFILES / f"{cell.policy}.yaml"
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(self._measured(cell), "utf-8")
+                self._measure(cell, path)
             self._profiles[cell.policy] = load_profile(path)
         return self._profiles[cell.policy]
 
-    def _measured(self, cell: Cell) -> str:
+    def _measure(self, cell: Cell, path: Path) -> None:
         with (
             tempfile.TemporaryDirectory(prefix="tokenrouter-compare-") as folder,
             TritonServer(self.repository(Path(folder), cell, {}, self._most)) as server,
         ):
-            before = look(server.metrics_url)
-            run_stages(
-                server.grpc_url,
-                in_turn("tokenrouter", read_prompts(), _MAX_TOKENS),
-                in_flight=stages(self._most),
+            measure_profile(
+                server.metrics_url,
+                path,
                 seconds=_PROFILE_S,
-                report=lambda stage, share: None,
+                load=True,
+                grpc=server.grpc_url,
+                inflight=self._most,
+                max_tokens=_MAX_TOKENS,
             )
-            return profile_text(before, look(server.metrics_url), f"perf.compare, {_PROFILE_S:g} s of load")[0]
 
     def repository(self, folder: Path, cell: Cell, thresholds: ByInFlight, most: int) -> Path:
         """The demo repository with this policy and these thresholds."""

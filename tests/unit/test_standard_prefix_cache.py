@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perf.baselines.standard.prefix_cache import Lease, PrefixCache, assert_conserved
+from perf.baselines.standard.prefix_cache import Lease, PrefixCache
+from tests.unit.prefix_cache_blocks import assert_conserved
 
 BLOCK = 4
 

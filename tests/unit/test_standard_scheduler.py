@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from perf.baselines.standard.paged import PagedEmulated
-from perf.baselines.standard.prefix_cache import assert_conserved
 from perf.baselines.standard.scheduler import Arrival, Scheduler
 from perf.baselines.standard.wire import Call, Reply
 from perf.emulated.repository import byte_tokenizer
+from tests.unit.prefix_cache_blocks import assert_conserved
 from tokenrouter.messages import PolicySpec, Sampling
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext

@@ -39,7 +39,6 @@ def requests(seed: int, prompt_tokens: int, **fields: object) -> Iterator[Reques
 
 
 def row(found: Run) -> dict[str, float]:
-    """Figures of a loop."""
     responses = found.responses
     seconds = {
         "ttft_ms": [response.time_to_first_token_s for response in responses],

@@ -57,11 +57,9 @@ class CallRow:
         return self.visit.limit is not None and self.visit_tokens + 1 >= self.visit.limit
 
     def response_counts(self) -> Counter[int]:
-        """Occurrences of token ids in the response."""
         return Counter(self.tokens[self.prompt_tokens :])
 
     def seen(self) -> set[int]:
-        """Token ids in prompt and response."""
         return set(self.tokens)
 
 

@@ -28,8 +28,6 @@ class CallFailed(RuntimeError):
 
 
 class _Active:
-    """A running request."""
-
     __slots__ = ("fruitless", "ids", "model", "plan", "request", "response", "source", "state", "visit_tokens")
 
     def __init__(self, request: GenerationRequest, response: Response, model: str) -> None:
@@ -110,8 +108,6 @@ class Dispatcher:
 
 
 class _Loop:
-    """One closed loop."""
-
     def __init__(
         self,
         lanes: Mapping[str, _Lane],

@@ -42,17 +42,13 @@ class PagedEngine(Protocol):
         """
         ...
 
-    def step(self, rows: Sequence[EngineRow]) -> StepResult:
-        """See `Engine.step`."""
-        ...
+    def step(self, rows: Sequence[EngineRow]) -> StepResult: ...
 
     def close(self, handle: Any) -> bool:
         """Forgets the sequence; whether its KV is good for others."""
         ...
 
-    def extras(self, model: str) -> PolicyExtras:
-        """See `Engine.extras`."""
-        ...
+    def extras(self, model: str) -> PolicyExtras: ...
 
 
 def load_paged(name: str, checkpoint: Path, options: dict[str, Any], *, sharing: int) -> PagedEngine:
@@ -91,18 +87,15 @@ class PagedTorch:
 
     @classmethod
     def load(cls, checkpoint: Path, options: dict[str, Any], *, sharing: int) -> PagedTorch:
-        """Loads the checkpoint with the engine's own options."""
         return cls(TorchEngine.from_folder(checkpoint, TorchEngineConfig.from_mapping(options), sharing=sharing))
 
     def open_on(self, blocks: Sequence[int], ids: bytes, *, cached: int, prompt_tokens: int) -> SequenceHandle:
-        """See `PagedEngine`."""
         tables = self._engine._tables
         row = tables.add(blocks)
         tables.lengths[row] = cached
         return SequenceHandle(len(ids) // TOKEN_BYTES, row, _Borrowed(self._engine._pool, tuple(blocks)))
 
     def close(self, handle: SequenceHandle) -> bool:
-        """See `PagedEngine`."""
         self._engine.close(handle)
         return not handle.poisoned
 
@@ -114,14 +107,12 @@ class PagedEmulated(EmulatedEngine):
 
     @classmethod
     def load(cls, checkpoint: Path, options: dict[str, Any]) -> PagedEmulated:
-        """Loads the folder with the engine's own options."""
         engine = cls.from_folder(checkpoint, options)
         assert isinstance(engine, PagedEmulated)
         engine._keys = OrderedDict()
         return engine
 
     def open_on(self, blocks: Sequence[int], ids: bytes, *, cached: int, prompt_tokens: int) -> int:
-        """See `PagedEngine`."""
         sequence = _Sequence(prompt_tokens, 0)
         sequence.tokens = array("i", ids[: cached * TOKEN_BYTES])  # type: ignore[assignment]
         sequence.key = self._prompt_key(sequence, ids[: prompt_tokens * TOKEN_BYTES])
@@ -130,7 +121,6 @@ class PagedEmulated(EmulatedEngine):
         return self._next_handle
 
     def close(self, handle: int) -> bool:  # type: ignore[override]
-        """See `PagedEngine`."""
         super().close(handle)
         return True
 

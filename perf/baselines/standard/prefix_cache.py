@@ -8,7 +8,7 @@ its tail taken, or that differs inside a block, runs those few tokens again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
@@ -78,7 +78,6 @@ class PrefixCache:
 
     @property
     def free_count(self) -> int:
-        """Blocks without content."""
         return len(self._free) + self.num_blocks + 1 - self._unused
 
     def acquire(self, ids: bytes) -> Lease | None:
@@ -276,12 +275,3 @@ def _hold(node: _Node, change: int) -> None:
 
 def _is_idle_leaf(node: _Node) -> bool:
     return bool(node.blocks) and not node.calls and not node.children and not node.tails
-
-
-def assert_conserved(cache: PrefixCache, leases: Collection[Lease]) -> None:
-    """Asserts that free blocks, the tree's and those that `leases` (all that are open) own are each block once."""
-    tree = [block for node in cache._nodes() for block in node.blocks]
-    tails = [tail.block for node in cache._nodes() for tail in node.tails]
-    owned = [block for lease in leases for block in lease.blocks[lease.shared :]]
-    if sorted([*cache._free, *tree, *tails, *owned]) != list(range(1, cache._unused)):
-        raise AssertionError(f"{len(cache._free)} free, {len(tree)} + {len(tails)} cached, {len(owned)} leased")

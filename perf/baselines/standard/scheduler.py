@@ -51,7 +51,6 @@ class _Running:
         return len(self.arrival.ids) // TOKEN_BYTES - self.done
 
     def take(self, share: int) -> EngineRow:
-        """The next tokens to run."""
         ids = array("i", self.arrival.ids[self.done * TOKEN_BYTES : (self.done + share) * TOKEN_BYTES])
         return EngineRow(self.handle, ids.tolist(), emit=share == self.unseen)
 
@@ -79,11 +78,9 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to step."""
         return bool(self._waiting or self._running)
 
     def add(self, arrival: Arrival) -> None:
-        """A call is ready."""
         self._waiting.append(arrival)
 
     def step(self) -> list[tuple[Any, Reply | Exception]]:

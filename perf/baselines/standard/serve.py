@@ -35,10 +35,7 @@ _JOIN_S = 10.0
 
 
 class TritonPythonModel:
-    """See the module's text; Triton calls the methods."""
-
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Loads the engine and starts the threads."""
         leave_with_parent()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         logging.basicConfig(level=logging.INFO)
@@ -56,7 +53,6 @@ class TritonPythonModel:
             thread.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Takes calls."""
         arrivals = [
             Arrival(
                 _tensor(request, IDS).tobytes(),
@@ -70,7 +66,6 @@ class TritonPythonModel:
             self._ready.notify()
 
     def finalize(self) -> None:
-        """Ends the threads."""
         with self._ready:
             self._stopped = True
             self._ready.notify()

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 
 from perf.baselines.standard.dispatcher import Dispatcher
 from perf.baselines.standard.repository import write_standard_repository
@@ -91,8 +90,6 @@ class StandardServing:
         self.server.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.server.stop()
         self._folder.cleanup()
