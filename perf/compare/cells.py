@@ -32,7 +32,7 @@ class System:
         return not self.model
 
 
-OURS = "tokenrouter"
+OURS, MODEL_SYNC = "tokenrouter", "model-sync tuned"
 SYSTEMS: tuple[System, ...] = (
     System(OURS, "tuned", "this server, thresholds from the Markov model"),
     System("eager", "eager", "this server with every threshold 1: asynchronous, not delayed"),
@@ -41,7 +41,7 @@ SYSTEMS: tuple[System, ...] = (
     System("lock-step", "process", "one loop; models step one after the other over the whole batch (official style)"),
     System("step-sync", "process", "one loop; all models step at the same time, then wait for the slowest"),
     System("model-sync", "process", "one loop; one model at a time, the one with most requests"),
-    System("model-sync tuned", "process", "one loop; one model at a time, larger ones from a tuned threshold on"),
+    System(MODEL_SYNC, "process", "one loop; one model at a time, larger ones from a tuned threshold on"),
     System("standard", "standard", "one server per model, a call per token, an external dispatcher that routes"),
 )
 BY_NAME = {system.name: system for system in SYSTEMS}

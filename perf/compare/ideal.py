@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from perf.baselines.limits import no_wait, throughput
+from perf.baselines.limits import no_wait
 from perf.baselines.turns import RULES
-from perf.compare.cells import OURS
+from perf.compare.cells import MODEL_SYNC, OURS
 from perf.compare.thresholds import Tuning
 from perf.compare.workloads import Reference
 from perf.rows import markdown_of
 
-_COLUMNS = (*RULES, "model-sync tuned", "eager", OURS, "nobody ever waits")
+_SYSTEMS = (*RULES, MODEL_SYNC, "eager", OURS)
+_NOBODY = "nobody ever waits"
 
 
 def rows(
@@ -21,15 +22,9 @@ def rows(
     for policy in policies:
         profile = reference.profile(policy, prefill=False)
         for n in in_flight:
-            ours = tuning.ours(policy, profile, n)
-            rates = {
-                **{name: throughput(profile, n, rule) for name, rule in RULES.items()},
-                "model-sync tuned": tuning.model_sync(policy, profile, n).tokens_per_second,
-                "eager": ours.eager_tokens_per_second,
-                OURS: ours.tokens_per_second,
-                "nobody ever waits": no_wait(profile, n),
-            }
-            yield {"policy": policy, "in_flight": str(n), **{name: f"{rates[name]:.2f}" for name in _COLUMNS}}
+            rates = {system: tuning.rate(system, policy, profile, n) for system in _SYSTEMS}
+            rates[_NOBODY] = no_wait(profile, n)
+            yield {"policy": policy, "in_flight": str(n), **{name: f"{rate:.2f}" for name, rate in rates.items()}}
 
 
 def markdown(found: Sequence[Mapping[str, str]]) -> str:
@@ -38,6 +33,6 @@ def markdown(found: Sequence[Mapping[str, str]]) -> str:
 
 
 def _shown(row: Mapping[str, str]) -> dict[str, str]:
-    rates = {name: float(row[name]) for name in _COLUMNS}
+    rates = {name: float(row[name]) for name in (*_SYSTEMS, _NOBODY)}
     ratios = {name: "" if name == OURS else f" ({rates[OURS] / rate:.2f})" for name, rate in rates.items()}
     return {name: f"{rate:.1f}{ratios[name]}" for name, rate in rates.items()}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 from perf.baselines.inprocess import SynchronousBaseline
-from perf.baselines.limits import throughput
 from perf.baselines.standard import StandardServing
 from perf.baselines.turns import RULES, Rule, Thresholds
 from perf.compare import runs
@@ -99,7 +98,7 @@ class _Kind:
                 yield lambda system, cell: engines.run(load(cell), self._rule(system, cell.in_flight))
         elif self._where == "standard":
             with StandardServing(repository) as serving:
-                yield lambda system, cell: runs.standard(serving, load(cell), self._eager(cell.in_flight))
+                yield lambda system, cell: runs.standard(serving, load(cell), self._rate(system, cell))
         else:
             with TritonServer(repository) as server:
                 yield lambda system, cell: runs.served(server.grpc_url, system.model or "tokenrouter", load(cell))
@@ -109,19 +108,12 @@ class _Kind:
             return RULES[system.name]
         return Thresholds(self._tuning.model_sync(self._name, self._profile, in_flight).thresholds)
 
-    def _eager(self, in_flight: int) -> float:
-        return self._tuning.ours(self._name, self._profile, in_flight).eager_tokens_per_second
-
     def _limit(self, system: System, cell: Cell) -> float:
-        n, profile = cell.in_flight, self._profile
         if not self._setting.comparable(cell):
             return float("nan")
         if system.model:
-            return 1e3 * n / profile.models[system.model].step_time_ms(n)
-        if system.name in RULES:
-            return throughput(profile, n, RULES[system.name])
-        if self._where == "process":
-            return self._tuning.model_sync(self._name, profile, n).tokens_per_second
-        if self._where == "tuned":
-            return self._tuning.ours(self._name, profile, n).tokens_per_second
-        return self._eager(n)
+            return 1e3 * cell.in_flight / self._profile.models[system.model].step_time_ms(cell.in_flight)
+        return self._rate(system, cell)
+
+    def _rate(self, system: System, cell: Cell) -> float:
+        return self._tuning.rate(system.name, self._name, self._profile, cell.in_flight)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from perf.baselines.limits import best_thresholds
+from perf.baselines.limits import best_thresholds, throughput
+from perf.baselines.turns import RULES
+from perf.compare.cells import MODEL_SYNC, OURS
 from tools.dtmc.profile import Profile, dump_profile
 from tools.dtmc.search import search
 
@@ -66,10 +68,19 @@ class Tuning:
         """For one model at a time, by `baselines.limits`."""
         entry = self._entry(name, profile, in_flight)
         if entry.model_sync is None:
-            throughput, rule = best_thresholds(profile, in_flight)
-            entry.model_sync = ModelSync(rule.thresholds, throughput)
+            rate, rule = best_thresholds(profile, in_flight)
+            entry.model_sync = ModelSync(rule.thresholds, rate)
             self._save()
         return entry.model_sync
+
+    def rate(self, system: str, name: str, profile: Profile, in_flight: int) -> float:
+        """Tokens per second of a routed system without any overhead."""
+        if system in RULES:
+            return throughput(profile, in_flight, RULES[system])
+        if system == MODEL_SYNC:
+            return self.model_sync(name, profile, in_flight).tokens_per_second
+        found = self.ours(name, profile, in_flight)
+        return found.tokens_per_second if system == OURS else found.eager_tokens_per_second
 
     def table(self, name: str, profile: Profile, in_flight: Sequence[int]) -> ByInFlight:
         """Ours for these numbers in flight, and for those just below: between two responses one is missing.

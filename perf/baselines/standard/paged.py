@@ -10,10 +10,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from perf.baselines.standard.wire import TOKEN_BYTES
-from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult
 from tokenrouter.engines.emulated.engine import EmulatedEngine, _Sequence
 from tokenrouter.engines.torch.blocks import BlockLease
 from tokenrouter.engines.torch.config import TorchEngineConfig
@@ -21,34 +20,6 @@ from tokenrouter.engines.torch.engine import SequenceHandle, TorchEngine
 from tokenrouter.errors import ConfigError
 
 _PROMPTS = 256
-
-
-class PagedEngine(Protocol):
-    """What the scheduler needs: `engines.base.Engine` with another way to open sequences."""
-
-    @property
-    def info(self) -> EngineInfo:
-        """See `Engine.info`; the blocks are 1 to `kv_blocks`."""
-        ...
-
-    def open_on(self, blocks: Sequence[int], ids: bytes, *, cached: int, prompt_tokens: int) -> Any:
-        """Opens a sequence on these blocks.
-
-        Args:
-            blocks: enough for all ids; not given back by `close`.
-            ids: token ids, INT32 bytes.
-            cached: tokens whose KV is in the blocks already.
-            prompt_tokens: how many of the ids are the prompt.
-        """
-        ...
-
-    def step(self, rows: Sequence[EngineRow]) -> StepResult: ...
-
-    def close(self, handle: Any) -> bool:
-        """Forgets the sequence; whether its KV is good for others."""
-        ...
-
-    def extras(self, model: str) -> PolicyExtras: ...
 
 
 def load_paged(name: str, checkpoint: Path, options: dict[str, Any], *, sharing: int) -> PagedEngine:
@@ -75,7 +46,7 @@ class _Borrowed(BlockLease):
 
 
 class PagedTorch:
-    """The torch engine on shared blocks."""
+    """The torch engine on shared blocks, which are 1 to `info.kv_blocks`."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._engine = engine
@@ -90,12 +61,21 @@ class PagedTorch:
         return cls(TorchEngine.from_folder(checkpoint, TorchEngineConfig.from_mapping(options), sharing=sharing))
 
     def open_on(self, blocks: Sequence[int], ids: bytes, *, cached: int, prompt_tokens: int) -> SequenceHandle:
+        """Opens a sequence.
+
+        Args:
+            blocks: enough for all ids; not given back by `close`.
+            ids: token ids, INT32 bytes.
+            cached: tokens whose KV is in the blocks already.
+            prompt_tokens: how many of the ids are the prompt.
+        """
         tables = self._engine._tables
         row = tables.add(blocks)
         tables.lengths[row] = cached
         return SequenceHandle(len(ids) // TOKEN_BYTES, row, _Borrowed(self._engine._pool, tuple(blocks)))
 
     def close(self, handle: SequenceHandle) -> bool:
+        """Forgets the sequence; whether its KV is good for others."""
         self._engine.close(handle)
         return not handle.poisoned
 
@@ -135,3 +115,7 @@ class PagedEmulated(EmulatedEngine):
                 self._keys.popitem(last=False)
         self._keys[prompt] = key
         return key
+
+
+PagedEngine: TypeAlias = PagedTorch | PagedEmulated
+"""Like `engines.base.Engine`, with another way to open sequences."""

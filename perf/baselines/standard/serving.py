@@ -52,9 +52,7 @@ class StandardServing:
         search = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
         self.server = TritonServer(repository, env={"PYTHONPATH": search})
 
-    def run(
-        self, requests: Iterable[RequestFields | GenerationRequest], *, in_flight: int, seconds: float | None = None
-    ) -> Run:
+    def run(self, requests: Iterable[RequestFields], *, in_flight: int, seconds: float | None = None) -> Run:
         """Keeps `in_flight` of the requests running, in order.
 
         Args:
@@ -79,9 +77,8 @@ class StandardServing:
             {name: after[name] - cpu for name, cpu in before.items()},
         )
 
-    def _build(self, request: RequestFields | GenerationRequest) -> GenerationRequest:
-        if isinstance(request, RequestFields):
-            request = self._entry.builder.build(request)
+    def _build(self, fields: RequestFields) -> GenerationRequest:
+        request = self._entry.builder.build(fields)
         if request.stop_words or request.sampling.log_probs:
             raise InvalidRequest("the standard-serving baseline has neither stop_words nor log_probs")
         return request
