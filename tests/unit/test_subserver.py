@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from tokenrouter.messages import (
     Sampling,
 )
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyContext, RouteBatch, Row, Visit
+from tokenrouter.subserver import machine
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import SteppingRunner
 
@@ -269,3 +271,13 @@ def test_every_step_counts_its_reason() -> None:
     cluster.run()
     assert all(cluster.result(key).tokens == [1] for key in (one, *pair, elsewhere, late))
     assert subserver.statistics.committed_tokens == 4
+
+
+def test_the_document_shows_the_table_of_a_sequence() -> None:
+    def rows(text: str) -> list[list[str]]:
+        table = text[text.index("| event", text.index("| `Open`") - 400) :]
+        lines = table.partition("\n\n")[0].splitlines()
+        return [[cell.strip().strip("-") for cell in line.split("|")] for line in lines]
+
+    document = Path(__file__).parents[2] / "CONTRIBUTING.md"
+    assert rows(document.read_text("utf-8")) == rows(machine.__doc__ or "")
