@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.openai_server import OpenAiServer
 from tools.tritonserver.server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,15 @@ def server() -> Iterator[TritonServer]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def ports(server: TritonServer) -> Iterator[dict[str, int]]:
+    """Where the ports of the README are here."""
+    with OpenAiServer(server, ROOT / "model_repository") as openai:
+        openai.wait()
+        used = server.ports
+        yield {"8000": used.http, "8001": used.grpc, "8002": used.metrics, "9000": openai.port}
+
+
 def _comparable(output: str) -> str:
     """Without what differs from run to run: speeds, times, seeds, how a stream is cut, white space at line ends."""
     if output.startswith("data: "):
@@ -70,11 +80,10 @@ def _joined(stream: str) -> str:
     return f"{''.join(event['text_output'] for event in events)!r} {count} {events[-1]['finish_reason']}"
 
 
-def _run(example: Example, server: TritonServer) -> str:
-    ports = {"8000": server.ports.http, "8001": server.ports.grpc, "8002": server.ports.metrics}
-    code = re.sub(r"127\.0\.0\.1:(800[012])", lambda match: f"127.0.0.1:{ports[match[1]]}", example.code)
+def _run(example: Example, ports: dict[str, int]) -> str:
+    code = re.sub(r"127\.0\.0\.1:(800[012]|9000)", lambda match: f"127.0.0.1:{ports[match[1]]}", example.code)
     if ".venv/bin/tokenrouter generate" in code and "--offline" not in code:
-        code += f" --url {server.grpc_url}"
+        code += f" --url 127.0.0.1:{ports['8001']}"
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     arguments = ["bash", "-c", code] if example.kind == "console" else [sys.executable, "-c", code]
     done = subprocess.run(arguments, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
@@ -84,10 +93,17 @@ def _run(example: Example, server: TritonServer) -> str:
 
 def test_the_readme_has_examples_of_every_way_to_call_the_server() -> None:
     code = "\n".join(example.code for example in EXAMPLES)
-    for way in ("/generate ", "/generate_stream", "tritonclient.grpc", "tokenrouter generate", "from_repository"):
+    for way in (
+        "/generate ",
+        "/generate_stream",
+        "tritonclient.grpc",
+        "tokenrouter generate",
+        "from_repository",
+        "OpenAI(",
+    ):
         assert way in code
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.code.splitlines()[0][:60] for example in EXAMPLES])
-def test_an_example_prints_what_the_readme_says(example: Example, server: TritonServer) -> None:
-    assert _comparable(_run(example, server)) == _comparable(example.output)
+def test_an_example_prints_what_the_readme_says(example: Example, ports: dict[str, int]) -> None:
+    assert _comparable(_run(example, ports)) == _comparable(example.output)
