@@ -13,13 +13,15 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from tests.support.deployments import run
+from tests.support.deployments import deployment, run
 from tests.support.repositories import byte_tokenizer
 from tokenrouter.checkpoint import load_tokenizer
 from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig
 from tokenrouter.engines.torch.engine import TorchEngine
 from tokenrouter.errors import ConfigError
-from tokenrouter.weights import stored_tensors
+from tokenrouter.policies.base import PolicyContext
+from tokenrouter.policies.checkpoints import resolve
+from tokenrouter.weights import read_embedding, stored_tensors
 
 SIZES: dict[str, Any] = {
     "vocab_size": 257,
@@ -185,6 +187,26 @@ def test_so_is_one_in_the_place_of_a_small_file(tmp_path: Path, name: str) -> No
     assert says in build(folder).stderr
     with pytest.raises(ConfigError, match=says):
         load_tokenizer(folder) if name == "tokenizer.json" else load(folder)
+
+
+def test_a_router_is_held_to_the_same(tmp_path: Path) -> None:
+    path = deployment(tmp_path)
+    router = tmp_path / "checkpoints" / "router.pt"
+    router.write_text(POINTER)
+    result = run("--config", path, "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert f"entry.routers.r2r: {router} is a Git LFS pointer" in result.stderr
+    with pytest.raises(ConfigError, match="is a Git LFS pointer"):
+        resolve(PolicyContext(("small",), str(tmp_path / "checkpoints")), "router.pt")
+
+
+def test_the_input_embedding_is_read_from_the_file_that_is_loaded(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", max_shard_size="20KB")
+    want = transformers.AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    assert torch.equal(read_embedding(folder), want)
+    edit(checkpoint(tmp_path / "n"), lambda weights: weights.pop(EMBEDDING))
+    with pytest.raises(ConfigError, match=r"no safetensors file has model\.embed_tokens\.weight"):
+        read_embedding(tmp_path / "n")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from tokenrouter.checkpoint import refuse_pointer
 from tokenrouter.policies import BUILTIN
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER
+from tools.build_repository.model_checks import caught
 from tools.build_repository.spec import EntrySpec
 
 
@@ -43,6 +46,8 @@ def router_problems(entry: EntrySpec) -> Iterator[str]:
                 f"entry.routers.{policy}: {source} does not exist; put the trained router there, train one with "
                 "python -m tools.train_router, or say with --checkpoints where it lies"
             )
+        elif os.path.isfile(source):
+            yield from (f"entry.routers.{policy}: {text}" for text in caught(partial(refuse_pointer, Path(source))))
     if entry.policy in entry.routers and "checkpoint" in entry.policy_params:
         yield f"entry.routers.{entry.policy} and entry.policy_params.checkpoint name a router each; remove one"
 

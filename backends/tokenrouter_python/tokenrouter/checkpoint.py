@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
 from tokenrouter.errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_EMBEDDING = "model.embed_tokens.weight"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -129,22 +125,3 @@ def _text_field(path: Path, key: str) -> Any:
     text = content.get("text_config")
     value = content.get(key)
     return text.get(key) if value is None and isinstance(text, dict) else value
-
-
-def read_embedding(checkpoint: Path) -> Tensor:
-    """[V, H] input embedding of a checkpoint folder.
-
-    Raises:
-        ConfigError: no safetensors file has it.
-    """
-    from safetensors import safe_open
-
-    index = checkpoint / "model.safetensors.index.json"
-    name = read_json(index).get("weight_map", {}).get(_EMBEDDING)
-    path = checkpoint / (name or "model.safetensors")
-    try:
-        with safe_open(path, framework="pt") as file:
-            table: Tensor = file.get_tensor(_EMBEDDING)
-    except Exception as exc:
-        raise ConfigError(f"{path}: {_EMBEDDING} cannot be read ({exc}); the router needs the input embedding") from exc
-    return table

@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenrouter.checkpoint import read_json, refuse_pointer
 from tokenrouter.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EMBEDDING = "model.embed_tokens.weight"
 # Mistral's own format of the same weights, and adapters, lie beside them; nobody loads those.
 _NOT_LOADED = ("consolidated", "adapter")
 
@@ -73,6 +77,22 @@ def weight_files(folder: Path) -> list[Path]:
         refuse_pointer(pickled)
         return []
     return [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith(_NOT_LOADED)]
+
+
+def read_embedding(folder: Path) -> Tensor:
+    """[V, H] input embedding of a checkpoint folder.
+
+    Raises:
+        ConfigError: no safetensors file has it.
+    """
+    from safetensors import safe_open
+
+    stored = stored_tensors(folder).get(_EMBEDDING)
+    if stored is None:
+        raise ConfigError(f"{folder}: no safetensors file has {_EMBEDDING}; the router needs the input embedding")
+    with safe_open(stored.file, framework="pt") as file:
+        table: Tensor = file.get_tensor(_EMBEDDING)
+    return table
 
 
 def _shards(index: Path) -> list[Path]:

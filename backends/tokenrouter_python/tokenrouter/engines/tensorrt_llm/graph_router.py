@@ -16,7 +16,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenrouter.checkpoint import read_embedding
 from tokenrouter.engines.base import EngineInfo, Placement, PolicyExtras
 from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
 from tokenrouter.messages import PolicySpec
@@ -24,6 +23,7 @@ from tokenrouter.policies import calls, load_policy
 from tokenrouter.policies.base import Policy, PolicyContext, RouteBatch, Row
 from tokenrouter.sampling import is_argmax
 from tokenrouter.subserver.sequence import ModelSequence
+from tokenrouter.weights import read_embedding
 
 MARK = 1e30
 """What is written where a request would leave; -inf elsewhere."""

@@ -297,8 +297,12 @@ class TorchEngine:
             fits = blocks <= self._info.kv_blocks and last + short <= self._info.max_num_tokens
             if short > 0 and fits and self._info.max_batch > 1:
                 self._check_rows(probe, spans)
-        except EngineFailed as exc:
-            raise ConfigError(f"the torch engine cannot serve this architecture: {exc}") from exc
+        except ConfigError:
+            raise
+        except Exception as exc:  # an architecture's own code, given what it does not expect
+            raise ConfigError(
+                f"the torch engine cannot serve this architecture ({exc}); serve it with the tensorrt_llm engine"
+            ) from exc
         finally:
             self._attention.checking = False
 

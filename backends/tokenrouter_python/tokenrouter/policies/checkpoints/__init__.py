@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tokenrouter.checkpoint import refuse_pointer
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.checkpoints.native import KINDS, RouterFile, is_native, load_router, save_router
@@ -60,11 +61,13 @@ def resolve(context: PolicyContext, path: str) -> Path:
 
     Raises:
         InvalidRequest: the path leads out of the directory.
-        ConfigError: nothing is there.
+        ConfigError: nothing is there, or a Git LFS pointer.
     """
     full = confined(context, path)
     if not os.path.exists(full):
         raise ConfigError(f"checkpoint {path!r} does not exist; paths are relative to the deployment's folder")
+    if os.path.isfile(full):
+        refuse_pointer(Path(full))
     return Path(full)
 
 
