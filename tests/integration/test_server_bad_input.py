@@ -20,6 +20,7 @@ pytestmark = pytest.mark.integration
 GOOD = {"text_input": "hello", "max_tokens": 5}
 HELLO = [ord(letter) - ord("!") for letter in "hello"]
 VOCAB = 260
+ONLY_SMALL = {"policy": "single", "policy_params": '{"model": "small"}'}
 
 
 class Neighbour:
@@ -87,7 +88,8 @@ HTTP_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no max_tokens": ({"max_tokens": None}, ("max_tokens", "missing")),
     "max_tokens 0": ({"max_tokens": 0}, ("max_tokens is 0",)),
     "max_tokens negative": ({"max_tokens": -1}, ("max_tokens is -1",)),
-    "max_tokens huge": ({"max_tokens": 2**31 - 1}, ("max_tokens (2147483647)", str(CONTEXT))),
+    "max_tokens huge": ({"max_tokens": 2**31 - 1}, ("max_tokens (2147483647)", "'large'", str(ROUTED_POOL))),
+    "max_tokens beyond the context": ({"max_tokens": CONTEXT, **ONLY_SMALL}, ("'small'", f"context of {CONTEXT}")),
     "max_tokens beyond the pool": ({"max_tokens": 160_000}, ("'large'", str(ROUTED_POOL))),
     "min_tokens": ({"min_tokens": 6}, ("min_tokens is 6", "max_tokens")),
     "temperature": ({"temperature": -0.5}, ("temperature is -0.5",)),
@@ -276,7 +278,7 @@ def test_grpc(shared: TritonServer, case: str) -> None:
 
 
 def test_prompt_longer_than_the_context(shared: TritonServer) -> None:
-    status, message = refusal(shared, text_input="x" * (CONTEXT + 1), max_tokens=1)
+    status, message = refusal(shared, text_input="x" * (CONTEXT + 1), max_tokens=1, **ONLY_SMALL)
     assert status == 400
     assert f"prompt ({CONTEXT + 1} tokens)" in message
     assert f"context of {CONTEXT}" in message
@@ -288,8 +290,7 @@ def test_prompt_that_fits_only_alone(shared: TritonServer) -> None:
     status, message = refusal(shared, **fields)
     assert status == 400
     assert "'large'" in message
-    single = {"policy": "single", "policy_params": '{"model": "small"}'}
-    assert answer(shared, **fields, **single)["output_ids"] == [ord("x") - ord("!")] * 3
+    assert answer(shared, **fields, **ONLY_SMALL)["output_ids"] == [ord("x") - ord("!")] * 3
 
 
 @pytest.mark.parametrize(
