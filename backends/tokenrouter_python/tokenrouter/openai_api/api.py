@@ -16,8 +16,8 @@ from tokenrouter.openai_api.chat import ChatAnswer
 from tokenrouter.openai_api.completions import Answer
 from tokenrouter.openai_api.deployment import Deployment
 from tokenrouter.openai_api.errors import ApiError, ErrorBody, refused
-from tokenrouter.openai_api.generation import Generation, begin
 from tokenrouter.openai_api.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
+from tokenrouter.openai_api.response_stream import ResponseStream, begin
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)
@@ -88,7 +88,7 @@ def _model(name: str) -> Model:
 
 def _begin(
     request: Request, body: GenerationFields, prompt: list[int], max_tokens: int, *, log_probs: bool
-) -> Generation:
+) -> ResponseStream:
     return begin(
         body,
         prompt,

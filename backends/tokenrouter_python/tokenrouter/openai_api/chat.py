@@ -12,8 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 
 from tokenrouter.openai_api.completions import Chunk, usage_of
-from tokenrouter.openai_api.generation import Generation
 from tokenrouter.openai_api.requests import ChatCompletionRequest
+from tokenrouter.openai_api.response_stream import ResponseStream
 from tokenrouter.openai_api.routing import routing_of
 from tokenrouter.openai_api.tokens import Piece
 
@@ -23,35 +23,35 @@ class ChatAnswer:
     """The answer to one request."""
 
     request: ChatCompletionRequest
-    generation: Generation
+    response: ResponseStream
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def whole(self) -> ChatCompletion:
         """The answer when all of it is there."""
-        pieces = [piece async for together in self.generation.pieces() for piece in together]
+        pieces = [piece async for together in self.response.pieces() for piece in together]
         message = ChatCompletionMessage(role="assistant", content="".join(piece.text for piece in pieces))
         extras = {**self._extras(pieces), **self._totals(pieces)}
-        values = {"index": 0, "message": message, "finish_reason": self.generation.finish_reason, "logprobs": None}
+        values = {"index": 0, "message": message, "finish_reason": self.response.finish_reason, "logprobs": None}
         return ChatCompletion(
             id=self.id,
             choices=[Choice.model_validate({**values, **extras})],
             created=self.created,
             model=self.request.model,
             object="chat.completion",
-            usage=usage_of([self.generation]),
+            usage=usage_of([self.response]),
         )
 
     async def chunks(self) -> AsyncIterator[list[Chunk]]:
         """The answer as it comes: the role, the text, the reason, and the usage if asked for."""
         envelope = self._envelope()
         role = [_chunk(envelope, {"role": "assistant", "content": ""})]
-        async for pieces in self.generation.pieces():
+        async for pieces in self.response.pieces():
             yield role + [_chunk(envelope, {"content": piece.text}, **self._extras([piece])) for piece in pieces]
             role = []
-        yield [*role, _chunk(envelope, {}, self.generation.finish_reason, **self._totals())]
+        yield [*role, _chunk(envelope, {}, self.response.finish_reason, **self._totals())]
         if self.request.include_usage:
-            yield [{**envelope, "usage": usage_of([self.generation]).model_dump()}]
+            yield [{**envelope, "usage": usage_of([self.response]).model_dump()}]
 
     def _extras(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         extras: dict[str, Any] = {}
@@ -64,10 +64,10 @@ class ChatAnswer:
     def _totals(self, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
         if not self.request.return_routing:
             return {}
-        return {"routing": {**routing_of(pieces), **self.generation.totals}}
+        return {"routing": {**routing_of(pieces), **self.response.totals}}
 
     def _log_probs(self, pieces: Sequence[Piece]) -> list[ChatCompletionTokenLogprob]:
-        tokenizer = self.generation.deployment.tokenizer
+        tokenizer = self.response.deployment.tokenizer
         entries = []
         for token in (token for piece in pieces for token in piece.tokens):
             text = tokenizer.decode([token.id], skip_special_tokens=False)

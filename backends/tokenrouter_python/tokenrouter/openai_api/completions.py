@@ -12,8 +12,8 @@ from typing import Any
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.completion_choice import Logprobs
 
-from tokenrouter.openai_api.generation import Generation
 from tokenrouter.openai_api.requests import CompletionRequest
+from tokenrouter.openai_api.response_stream import ResponseStream
 from tokenrouter.openai_api.routing import routing_of
 from tokenrouter.openai_api.tokens import Piece
 
@@ -23,13 +23,13 @@ class Answer:
     """The answer to one request, over all of its prompts."""
 
     request: CompletionRequest
-    generations: Sequence[Generation]
+    responses: Sequence[ResponseStream]
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     async def whole(self) -> Completion:
         """The answer when all of it is there."""
-        tasks = [asyncio.ensure_future(self._collect(index)) for index in range(len(self.generations))]
+        tasks = [asyncio.ensure_future(self._collect(index)) for index in range(len(self.responses))]
         try:
             choices = await asyncio.gather(*tasks)
         finally:
@@ -40,33 +40,33 @@ class Answer:
     async def chunks(self) -> AsyncIterator[list[Chunk]]:
         """The answer as it comes, prompt after prompt; those chunks together that came together."""
         envelope = self._completion([]).model_dump(exclude_unset=True)
-        for index, generation in enumerate(self.generations):
+        for index, response in enumerate(self.responses):
             offset = 0
-            if echo := self._echo(generation):
+            if echo := self._echo(response):
                 yield [_chunk(envelope, _choice(index, echo))]
                 offset = len(echo)
-            async for pieces in generation.pieces():
+            async for pieces in response.pieces():
                 chunks = []
                 for piece in pieces:
                     chunks.append(_chunk(envelope, _choice(index, piece.text, **self._extras([piece], offset))))
                     offset += len(piece.text)
                 yield chunks
-            yield [_chunk(envelope, _choice(index, "", generation.finish_reason, **self._totals(generation)))]
+            yield [_chunk(envelope, _choice(index, "", response.finish_reason, **self._totals(response)))]
         if self.request.include_usage:
             yield [{**envelope, "usage": self._usage().model_dump()}]
 
     async def _collect(self, index: int) -> CompletionChoice:
-        generation = self.generations[index]
-        pieces = [piece async for together in generation.pieces() for piece in together]
-        echo = self._echo(generation)
+        response = self.responses[index]
+        pieces = [piece async for together in response.pieces() for piece in together]
+        echo = self._echo(response)
         text = echo + "".join(piece.text for piece in pieces)
-        extras = {**self._extras(pieces, len(echo)), **self._totals(generation, pieces)}
-        return CompletionChoice.model_validate(_choice(index, text, generation.finish_reason, **extras))
+        extras = {**self._extras(pieces, len(echo)), **self._totals(response, pieces)}
+        return CompletionChoice.model_validate(_choice(index, text, response.finish_reason, **extras))
 
-    def _echo(self, generation: Generation) -> str:
+    def _echo(self, response: ResponseStream) -> str:
         if not self.request.echo:
             return ""
-        return str(generation.deployment.tokenizer.decode(list(generation.prompt), skip_special_tokens=True))
+        return str(response.deployment.tokenizer.decode(list(response.prompt), skip_special_tokens=True))
 
     def _extras(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any]:
         extras: dict[str, Any] = {}
@@ -76,13 +76,13 @@ class Answer:
             extras["routing"] = routing_of(pieces)
         return extras
 
-    def _totals(self, generation: Generation, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
+    def _totals(self, response: ResponseStream, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
         if not self.request.return_routing:
             return {}
-        return {"routing": {**routing_of(pieces), **generation.totals}}
+        return {"routing": {**routing_of(pieces), **response.totals}}
 
     def _log_probs(self, pieces: Sequence[Piece], offset: int) -> Logprobs:
-        tokenizer = self.generations[0].deployment.tokenizer
+        tokenizer = self.responses[0].deployment.tokenizer
         texts, values, offsets = [], [], []
         for piece in pieces:
             for token in piece.tokens:
@@ -94,7 +94,7 @@ class Answer:
         return Logprobs(tokens=texts, token_logprobs=values, text_offset=offsets, top_logprobs=top)
 
     def _usage(self) -> CompletionUsage:
-        return usage_of(self.generations)
+        return usage_of(self.responses)
 
     def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:
         return Completion(
@@ -107,10 +107,10 @@ class Answer:
         )
 
 
-def usage_of(generations: Sequence[Generation]) -> CompletionUsage:
+def usage_of(responses: Sequence[ResponseStream]) -> CompletionUsage:
     """Tokens of prompts and responses."""
-    prompt = sum(len(generation.prompt) for generation in generations)
-    completion = sum(generation.completion_tokens for generation in generations)
+    prompt = sum(len(response.prompt) for response in responses)
+    completion = sum(response.completion_tokens for response in responses)
     return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 

@@ -17,7 +17,7 @@ _SEEDS = 2**64
 
 
 @dataclass
-class Generation:
+class ResponseStream:
     """One response.
 
     Attributes:
@@ -68,7 +68,7 @@ def begin(
     deployment: Deployment,
     max_tokens: int,
     log_probs: bool,
-) -> Generation:
+) -> ResponseStream:
     """The response to one prompt; nothing is sent before its pieces are asked for.
 
     Raises:
@@ -91,4 +91,4 @@ def begin(
         params = None if request.policy_params is None else json.dumps(request.policy_params)
         fields |= {"policy": target.policy or request.policy, "policy_params": params}
         fields |= {"return_routing": True if request.return_routing else None}
-    return Generation(triton, deployment, target, prompt, fields, request.stop_words)
+    return ResponseStream(triton, deployment, target, prompt, fields, request.stop_words)
