@@ -124,6 +124,14 @@ def test_missing_tensors_of_a_pickled_checkpoint_are_refused_at_load(tmp_path: P
     refused(folder, "pytorch_model.bin is a Git LFS pointer")
 
 
+def test_a_multimodal_model_is_refused_by_name(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    transformers.LlavaConfig(text_config=transformers.LlamaConfig(**SIZES)).save_pretrained(folder)
+    refused(folder, "llava is multimodal (it has a text_config)", "take a model of text alone")
+    transformers.ViTConfig(hidden_size=32, max_position_embeddings=64).save_pretrained(folder)
+    refused(folder, "vit is no causal language model")
+
+
 TIED = {"tie_word_embeddings": True}
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -210,10 +210,8 @@ def test_logits_beside_others_differ_by_no_more_than_the_page_says(tmp_path: Pat
     def logits(chosen: list[list[int]]) -> torch.Tensor:
         """[n, tokens, V] of the last tokens of histories that share every step."""
         handles = [engine.open(kv_tokens=len(history)) for history in chosen]
-        steps = [
-            [history[:-2] for history in chosen],
-            *([history[i : i + 1 or None] for history in chosen] for i in (-2, -1)),
-        ]
+        parts = (slice(0, -2), slice(-2, -1), slice(-1, None))
+        steps = [[history[part] for history in chosen] for part in parts]
         out = [
             engine.step([EngineRow(handle, new) for handle, new in zip(handles, tokens, strict=True)]).logits.clone()
             for tokens in steps

@@ -41,7 +41,10 @@ def refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
 
 
 def _loading_info(config: Any, stored: dict[str, StoredTensor]) -> dict[str, Any]:
-    """What transformers would report. Its loader's parts are private; where they changed, nothing is reported yet."""
+    """What transformers would report. Its loader's parts are private; where they changed, nothing is reported yet.
+
+    Nor for a model without a causal language model, which TensorRT-LLM may know.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import get_verbosity, set_verbosity
 
@@ -61,7 +64,7 @@ def _loading_info(config: Any, stored: dict[str, StoredTensor]) -> dict[str, Any
         broken = set(info.conversion_errors)
         info.conversion_errors = {}
         info = model._finalize_model_loading(model, settings, info)
-    except (ImportError, AttributeError, TypeError):
+    except (ImportError, AttributeError, TypeError, ValueError):
         return {}
     finally:
         set_verbosity(before)

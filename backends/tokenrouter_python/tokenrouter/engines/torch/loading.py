@@ -119,9 +119,17 @@ def refuse_unsupported(config: Any, max_context: int) -> None:
     Raises:
         ConfigError: names the field of config.json and the remedy.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     text = config.get_text_config(decoder=True)
     if getattr(config, "is_encoder_decoder", False):
         raise ConfigError(f"{config.model_type} is an encoder-decoder; the torch engine serves decoder-only models")
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        kind = "is multimodal (it has a text_config)" if text is not config else "is no causal language model"
+        raise ConfigError(
+            f"{config.model_type} {kind}: transformers has no class for it that the torch engine can serve; take a "
+            "model of text alone, or the tensorrt_llm engine"
+        )
     for layer_type, field in _windows(text).items():
         size = getattr(text, field, None) if field else None
         if size is None or size < max_context:
