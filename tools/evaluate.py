@@ -177,12 +177,10 @@ def write_csv(points: Sequence[Point], path: Path) -> None:
 
 def plot(points: Sequence[Point], path: Path) -> None:
     """Accuracy against the share of large tokens, and against the time per answer; a line per policy."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    figure = Figure(figsize=(11, 4.5), layout="tight")
+    axes = figure.subplots(1, 2, sharey=True)
     policies = list(dict.fromkeys(point.policy for point in points if point.policy != "single"))
     for axis, name in zip(axes, ("share_large", "seconds_per_answer"), strict=True):
         for i, policy in enumerate(policies):
@@ -201,9 +199,7 @@ def plot(points: Sequence[Point], path: Path) -> None:
     axes[0].set(xlabel="share of tokens by the large model", ylabel="exact-answer accuracy")
     axes[1].set(xlabel="time per answer (s)")
     axes[0].legend()
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def print_table(points: Sequence[Point]) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from perf.emulated.repository import VOCAB_SIZE
 from tokenrouter.policies.checkpoints import DEFAULT_FOLDER, RouterFile, save_router
-from tools.train_router.networks import R2R_CLASS, CiterClassifier, R2RClassifier
+from tools.train_router.networks import R2R_CLASS, R2RClassifier, citer_classifier
 
 HIDDEN_SIZE = 8
 ROUTED_BY_FILE = ("r2r", "citer", "collm")
@@ -70,7 +70,7 @@ def _r2r(hidden: int, vocab_size: int) -> dict[str, torch.Tensor]:
 def _citer(hidden: int) -> dict[str, torch.Tensor]:
     """Score near 1 where the small model is sure: the first unit is relu(-h_0), the last layer shifts it by 1/2."""
     weights = {"mlp.0.weight": -1.0, "mlp.4.weight": 1.0, "linear.weight": 2 * _STEEP, "linear.bias": -_STEEP}
-    return _tensors(CiterClassifier(hidden), weights)
+    return _tensors(citer_classifier(hidden), weights)
 
 
 def _tensors(module: nn.Module, weights: dict[str, float]) -> dict[str, torch.Tensor]:

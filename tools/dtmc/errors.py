@@ -1,11 +1,4 @@
-"""What the tuner refuses, and how it says so.
-
-DtmcError
-ProfileError       the profile is wrong: the message names the field and the remedy
-ThresholdError     the thresholds cannot be used: unknown model, above the maximum batch, or a deadlock
-TooLarge           the exact chain does not fit the stated limit; sample it instead
-NotStationary      no stationary distribution of the exact chain was found; the search does without this vector
-"""
+"""What the tuner refuses."""
 
 from __future__ import annotations
 
@@ -13,19 +6,19 @@ from tools.errors import CommandError
 
 
 class DtmcError(CommandError):
-    """Base of everything the command line reports with exit code 2."""
+    """Base of the family."""
 
 
 class ProfileError(DtmcError):
-    """A profile file is wrong."""
+    """A profile is wrong; the message names the field and the remedy."""
 
 
 class ThresholdError(DtmcError):
-    """A threshold vector is not usable with this profile and number of requests in flight."""
+    """Thresholds cannot be used: unknown model, above the maximum batch, or a deadlock."""
 
 
 class TooLarge(DtmcError):
-    """The exact chain has more states than the limit, or its states do not fit 63 bits."""
+    """The exact chain has more states than the limit, or its states do not fit 63 bits; sample it instead."""
 
 
 class NotStationary(DtmcError):

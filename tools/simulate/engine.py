@@ -29,11 +29,13 @@ class VirtualClock:
 class VirtualEngine:
     """Satisfies `engines.base.Engine`: every token is 0, and a step moves the clock on by its time."""
 
+    blocks_leased = blocks_used = 0
+
     def __init__(self, model: ModelProfile, clock: VirtualClock, *, max_batch: int) -> None:
         self._clock = clock
         self._logits = torch.tensor([[1.0, 0.0]]).expand(max_batch, VOCAB_SIZE).contiguous()
         self._step_time_ms = lru_cache(maxsize=65536)(model.step_time_ms)
-        self._info = EngineInfo(
+        self.info = EngineInfo(
             name="virtual",
             vocab_size=VOCAB_SIZE,
             hidden_size=0,
@@ -44,20 +46,6 @@ class VirtualEngine:
             max_num_tokens=UNLIMITED,
             emulated=True,
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
-    def blocks_leased(self) -> int:
-        """Not counted."""
-        return 0
-
-    @property
-    def blocks_used(self) -> int:
-        """Not counted."""
-        return 0
 
     def extras(self, model: str) -> PolicyExtras:
         return {}

@@ -7,6 +7,7 @@ src/models/conf_model.py; clinicalml/co-llm, collm/training (the row alone). Inf
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
@@ -34,25 +35,24 @@ class Block(nn.Module):
         return kept + changed
 
 
-class Backbone(nn.Module):
-    """A projection, one block per entry of `sizes` (block i maps sizes[i] to sizes[i + 1]), a norm and one output."""
+def backbone(inputs: int, sizes: Sequence[int], expansion: int, dropout: float) -> nn.Sequential:
+    """[B, inputs] -> [B]: a projection, one block per entry of `sizes`, a norm and one output.
 
-    def __init__(self, inputs: int, sizes: Sequence[int], expansion: int, dropout: float) -> None:
-        super().__init__()
-        self.input_projection = nn.Linear(inputs, sizes[0])
-        following = [*sizes[1:], sizes[-1]]
-        self.blocks = nn.ModuleList(
-            Block(size, after, expansion, dropout) for size, after in zip(sizes, following, strict=True)
-        )
-        self.output_layer = nn.Sequential(nn.LayerNorm(sizes[-1]), nn.Linear(sizes[-1], 1))
+    Block i maps sizes[i] to sizes[i + 1]. Equal seeds give equal weights: the order of construction counts.
+    """
+    following = [*sizes[1:], sizes[-1]]
+    return _named(
+        input_projection=nn.Linear(inputs, sizes[0]),
+        blocks=nn.Sequential(
+            *(Block(size, after, expansion, dropout) for size, after in zip(sizes, following, strict=True))
+        ),
+        output_layer=nn.Sequential(nn.LayerNorm(sizes[-1]), nn.Linear(sizes[-1], 1)),
+    )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs] -> [B]."""
-        x = self.input_projection(x)
-        for block in self.blocks:
-            x = block(x)
-        output: Tensor = self.output_layer(x)
-        return output[:, 0]
+
+def _named(**parts: nn.Module) -> nn.Sequential:
+    """The parts one after the other under their names, and from one output per row a vector."""
+    return nn.Sequential(OrderedDict(**parts, vector=nn.Flatten(0)))
 
 
 class R2RClassifier(nn.Module):
@@ -70,7 +70,7 @@ class R2RClassifier(nn.Module):
         super().__init__()
         self.logits_projection = nn.Linear(logits, hidden)
         self.combined_projection = nn.Linear(2 * hidden + token, sizes[0])
-        self.backbone = Backbone(sizes[0], sizes, expansion, dropout)
+        self.backbone = backbone(sizes[0], sizes, expansion, dropout)
 
     def forward(self, hidden: Tensor, token: Tensor, logits: Tensor) -> Tensor:
         """[B, H], [B, E], [B, K] float32 -> [B], the logit of "divergent"."""
@@ -79,40 +79,32 @@ class R2RClassifier(nn.Module):
         return output
 
 
-class CiterClassifier(nn.Module):
-    """CITER's network; no activation stands between its last two layers, as in the source."""
+def citer_classifier(hidden: int, dropout: float = 0.1) -> nn.Sequential:
+    """[B, H] float32 -> [B], the logit of "the small model is good enough".
 
-    def __init__(self, hidden: int, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(
-            nn.Linear(hidden, 2 * hidden),
-            nn.BatchNorm1d(2 * hidden),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            nn.Linear(2 * hidden, hidden),
-            nn.Dropout(dropout),
-        )
-        self.linear = nn.Linear(hidden, 1)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, H] float32 -> [B], the logit of "the small model is good enough"."""
-        output: Tensor = self.linear(self.mlp(hidden))
-        return output[:, 0]
+    No activation stands between the last two layers, as in the source.
+    """
+    mlp = nn.Sequential(
+        nn.Linear(hidden, 2 * hidden),
+        nn.BatchNorm1d(2 * hidden),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(2 * hidden, hidden),
+        nn.Dropout(dropout),
+    )
+    return _named(mlp=mlp, linear=nn.Linear(hidden, 1))
 
 
-class DeferralRowModule(nn.Module):
-    """Co-LLM's row g alone; `start` is its first value [H], in the source the mean of the output embedding."""
+def deferral_row(start: Tensor) -> nn.Sequential:
+    """Co-LLM's row g alone: [B, H] float32 -> [B], the logit of "defer".
 
-    def __init__(self, start: Tensor) -> None:
-        super().__init__()
-        self.deferral = nn.Linear(len(start), 1, bias=False)
-        with torch.no_grad():
-            self.deferral.weight.copy_(start[None])
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, H] float32 -> [B], the logit of "defer"."""
-        output: Tensor = self.deferral(hidden)
-        return output[:, 0]
+    Args:
+        start: [H], its first value, in the source the mean of the output embedding.
+    """
+    row = nn.Linear(len(start), 1, bias=False)
+    with torch.no_grad():
+        row.weight.copy_(start[None])
+    return _named(deferral=row)
 
 
 class WinRateClassifier(nn.Module):

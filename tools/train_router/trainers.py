@@ -16,7 +16,7 @@ from tools.train_router import labels, thresholds
 from tools.train_router.corpus import Corpus, held_back
 from tools.train_router.features import embed
 from tools.train_router.fit import Quality, Schedule, fit
-from tools.train_router.networks import R2R_CLASS, CiterClassifier, DeferralRowModule, R2RClassifier, WinRateClassifier
+from tools.train_router.networks import R2R_CLASS, R2RClassifier, WinRateClassifier, citer_classifier, deferral_row
 
 VALIDATION_SHARE = 0.2
 RECALL = 0.95
@@ -77,7 +77,7 @@ def train_citer(corpus: Corpus, schedule: Schedule = CITER_SCHEDULE, recall: flo
     """CITER's network on `sufficient`, its first round: plain binary cross-entropy."""
     hidden = corpus.hidden.float()
     network, quality = fit(
-        lambda: CiterClassifier(hidden.shape[1]),
+        lambda: citer_classifier(hidden.shape[1]),
         lambda rows: (hidden[rows],),
         corpus.sufficient,
         corpus.validation(VALIDATION_SHARE, schedule.seed),
@@ -98,7 +98,7 @@ def train_collm(corpus: Corpus, head: Tensor, schedule: Schedule = COLLM_SCHEDUL
     """
     hidden = corpus.hidden.float()
     network, quality = fit(
-        lambda: DeferralRowModule(head.float().mean(0)),
+        lambda: deferral_row(head.float().mean(0)),
         lambda rows: (hidden[rows],),
         labels.deferral(corpus.small_token, corpus.large_token, corpus.target),
         corpus.validation(VALIDATION_SHARE, schedule.seed),
