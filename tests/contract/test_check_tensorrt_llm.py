@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tools.check_tensorrt_llm import __main__ as check_tensorrt_llm
 from tools.check_tensorrt_llm.generation import Outcome, Settings
 from tools.check_tensorrt_llm.inspection import Finding, compare
 from tools.check_tensorrt_llm.measurement import Bench
+from tools.check_tensorrt_llm.resident import SURFACES as RESIDENT
 
 MODELS = Path(__file__).parents[2] / "model_repository"
 SMALL, LARGE = (["--model", str(MODELS / name / "1")] for name in ("small", "large"))
@@ -139,6 +141,30 @@ def test_bindings_are_read_from_their_documentation(monkeypatch: pytest.MonkeyPa
     found = finding("tensorrt_llm.llmapi.KvCacheRetentionConfig")
     assert found.new == ("priority",)
     assert found.essential == ("decode_retention_priority",)
+
+
+def test_names_of_a_resident_engine_are_told_and_break_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double has no executor: what it can show is that absence is told, and presence inspected."""
+    code, output = run("--resident")
+    assert (code, "BROKEN" in output) == (0, False)
+    absent = compare(RESIDENT)
+    assert {each.problem.split(":")[0] for each in absent} == {"not there"}
+    assert not any(each.essential for each in absent)
+
+    class KVCacheManager:
+        def __init__(self) -> None:
+            self.impl = None
+
+        def rewind_kv_cache(self, request: Any, length: int) -> None: ...
+
+    module = types.ModuleType("tensorrt_llm._torch.pyexecutor.resource_manager")
+    module.KVCacheManager = KVCacheManager  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorrt_llm._torch.pyexecutor", types.ModuleType("pyexecutor"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    found = {each.surface.name: each.missing for each in compare(RESIDENT) if not each.problem}
+    assert "impl" not in found["KVCacheManager"]
+    assert "free_resources" in found["KVCacheManager"]
+    assert found["KVCacheManager.rewind_kv_cache"] == ("rewind_len",)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------

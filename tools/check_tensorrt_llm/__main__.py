@@ -27,6 +27,7 @@ from tools.check_tensorrt_llm.generation import NAMES, Outcome, Settings, genera
 from tools.check_tensorrt_llm.inspection import Finding, compare
 from tools.check_tensorrt_llm.measurement import Measurement, opened
 from tools.check_tensorrt_llm.report import Report, Section, writable
+from tools.check_tensorrt_llm.resident import SURFACES as RESIDENT
 from tools.errors import reported
 
 NOT_INSTALLED = 2
@@ -49,7 +50,7 @@ def installed_version() -> str:
         raise ImportError(f"tensorrt_llm is installed but cannot be imported: {type(exc).__name__}: {exc}") from exc
 
 
-def names(findings: list[Finding]) -> Section:
+def names(findings: list[Finding], title: str = "TensorRT-LLM as installed, beside the table of facts") -> Section:
     """The comparison, one row per entry of the table."""
     rows = tuple(
         (
@@ -64,7 +65,7 @@ def names(findings: list[Finding]) -> Section:
     )
     columns = ("name", "defined in", "verdict", "missing", "new", "other defaults")
     broken = tuple(f"BROKEN {each.surface.path}: {', '.join(each.essential)}" for each in findings if each.essential)
-    return Section("TensorRT-LLM as installed, beside the table of facts", columns, rows, broken)
+    return Section(title, columns, rows, broken)
 
 
 def verdict(finding: Finding) -> str:
@@ -121,6 +122,9 @@ def main(
     gpu: Annotated[int, typer.Option(help="GPU that both models share.")] = 0,
     history: Annotated[int, typer.Option(min=1, help="Tokens of the history whose hand-off is measured.")] = 4096,
     handoff_ids: Annotated[str, typer.Option(help="Token ids that the models never mean, as 151660,151661.")] = "",
+    resident: Annotated[
+        bool, typer.Option("--resident", help="Also compare the names of docs/tensorrt_llm_resident.md.")
+    ] = False,
     without_gpu: Annotated[bool, typer.Option("--without-gpu", help="Run even if there is no GPU.")] = False,
     report: Annotated[Path | None, typer.Option(help="File for everything found: .json or .md.")] = None,
 ) -> None:
@@ -135,6 +139,8 @@ def main(
         raise typer.Exit(NOT_INSTALLED) from exc
     found.add(names(compare()), console)
     found.add(unconfirmed(), console)
+    if resident:
+        found.add(names(compare(RESIDENT), "Names that a resident engine would use"), console)
     other = "" if found.version == VERSION else f"; the adapter was written for {VERSION}"
     found.note(f"TensorRT-LLM {found.version}{other}", console)
     failed = False
