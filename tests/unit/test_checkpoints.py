@@ -167,6 +167,7 @@ def gpt2(folder: Path) -> Path:
     "change",
     [
         pytest.param(lambda w: w.update({"transformer.h.0.attn.bias": torch.ones(1, 1, 64, 64)}), id="mask-buffer"),
+        pytest.param(lambda w: w.update({"transformer.h.0.attn.masked_bias": torch.ones(1)}), id="old-mask-buffer"),
         pytest.param(
             lambda w: [w.update({name.removeprefix("transformer."): w.pop(name)}) for name in list(w)], id="no-prefix"
         ),

@@ -17,6 +17,8 @@ from tokenrouter.errors import ConfigError
 from tokenrouter.weights import StoredTensor, stored_tensors
 
 _SHOWN = 4
+# Constants that older releases of transformers stored beside the weights, and that are computed now.
+_COMPUTED = (".masked_bias", ".inv_freq", ".position_ids")
 _SILENT = logging.CRITICAL
 
 
@@ -82,6 +84,8 @@ def _refuse(folder: Path, stored: dict[str, StoredTensor], info: dict[str, Any])
 
 
 def _differences(info: dict[str, Any]) -> Iterator[str]:
+    unexpected = [name for name in info.get("unexpected_keys", ()) if not name.endswith(_COMPUTED)]
+    info = {**info, "unexpected_keys": unexpected}
     for key, what in (
         ("missing_keys", "missing tensors"),
         ("unexpected_keys", "unexpected tensors"),
