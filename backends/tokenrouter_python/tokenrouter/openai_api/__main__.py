@@ -33,7 +33,7 @@ def main(
 ) -> None:
     """Serves an OpenAI-compatible API in front of Triton."""
     try:
-        template = chat_template.read_text("utf-8") if chat_template is not None else None
+        template = chat_template.read_text("utf-8-sig") if chat_template is not None else None
         deployment = Deployment(model_repository, entry, template)
     except (RouterError, OSError, UnicodeDecodeError) as exc:
         print(f"error: {exc}", file=sys.stderr)
