@@ -108,7 +108,7 @@ def _token_id(folder: Path, name: str, text: Any) -> int:
     if token_id is None:
         raise ConfigError(
             f"{folder / name}: eos_token is {text!r}, which tokenizer.json does not have; correct one of them, or name "
-            "the ids that end a response (entry.end_ids)"
+            "the id in generation_config.json (eos_token_id)"
         )
     return token_id
 
