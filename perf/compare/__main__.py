@@ -20,14 +20,13 @@ import typer
 from perf.command import run
 from perf.compare import ideal, report
 from perf.compare.cells import BY_NAME, Cell, named
-from perf.compare.measure import measure
+from perf.compare.measure import add_rows
 from perf.compare.results import Results
 from perf.compare.settings import Engine, setting_of
 from perf.compare.thresholds import Tuning
 from perf.compare.workloads import load_reference
 from perf.rows import show, write_rows
 from tools.errors import CommandError
-from tools.progress import LateProgress
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -76,18 +75,10 @@ def main(
             for workload in workloads or setting.workloads
             for n in inflight
         ]
-        same = {"engine": engine.value, "machine": machine, "scale": setting.scale, "seconds": seconds}
-        chosen = [named(name) for name in systems]
-        total, done = len(cells) * len(systems), 0
-        with LateProgress() as progress:
-
-            def told(text: str) -> None:
-                progress(text, min(1.0, done / total))
-
-            for cell, system, found, limit in measure(setting, Tuning(), cells, chosen, told):
-                results.add(cell, system.name, {**same, "limit": limit, **found})
-                results.save(path)  # after each, so nothing is lost when a run is stopped
-                done += 1
+        add_rows(
+            results, path, setting, cells, {name: named(name) for name in systems},
+            engine=engine.value, machine=machine, scale=setting.scale, seconds=seconds,
+        )  # fmt: skip
     if not results.rows:
         raise CommandError(f"{path} has no rows; measure first, without --report")
     report.plot(results, plot or IMAGES / f"comparison_{engine.value}.png", engine.value)

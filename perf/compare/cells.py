@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from tools.errors import CommandError
 
@@ -16,15 +19,17 @@ class System:
 
     Attributes:
         name: in tables and files.
-        where: ``tuned`` or ``eager`` server, ``process``, or ``standard``.
+        where: ``tuned`` or ``eager`` server, ``process``, or ``standard``; ``tuned, ...`` is a server of its own.
         text: one line for the page.
         model: that is called directly, past the entry model; "" for systems in which a policy routes.
+        beside: changes the repository before it is served, and runs what belongs to it.
     """
 
     name: str
     where: str
     text: str
     model: str = ""
+    beside: Callable[[Path], AbstractContextManager[None]] = lambda repository: nullcontext()
 
     @property
     def routed(self) -> bool:

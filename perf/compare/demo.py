@@ -38,7 +38,7 @@ _PROFILE_S = 16.0
 
 
 class DemoSetting:
-    """See `measure.Setting`. Thresholds follow from profiles that are measured once and kept in `PROFILES`.
+    """Like `settings.EmulatedSetting`. Thresholds follow from profiles that are measured once and kept in `PROFILES`.
 
     Args:
         most: largest number in flight that will be measured.
@@ -46,9 +46,7 @@ class DemoSetting:
         models: model repository with the checkpoints.
     """
 
-    policies: tuple[str, ...] = tuple(POLICIES)
-    workloads: tuple[str, ...] = ("demo",)
-    scale = 1
+    policies, workloads, scale = tuple(POLICIES), ("demo",), 1
 
     def __init__(
         self, *, most: int, warm_up_s: float, seconds: float, models: Path = ROOT / "model_repository"
@@ -88,7 +86,6 @@ class DemoSetting:
             )
 
     def repository(self, folder: Path, cell: Cell, thresholds: ByInFlight, most: int) -> Path:
-        """The demo repository with this policy and these thresholds."""
         shutil.copytree(self._models, folder, dirs_exist_ok=True)
         spec = load_spec(ROOT / "configs" / "demo.yaml")
         profile = self.profile(cell) if thresholds else None

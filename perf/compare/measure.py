@@ -3,61 +3,56 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
 
 from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.standard import StandardServing
 from perf.baselines.turns import RULES, Rule, Thresholds
 from perf.compare import runs
 from perf.compare.cells import Cell, System
-from perf.compare.thresholds import ByInFlight, Tuning
-from perf.load.requests import Load, Run
-from tools.dtmc.profile import Profile
+from perf.compare.results import Results
+from perf.compare.settings import Setting
+from perf.compare.thresholds import Tuning
+from perf.load.requests import Run
+from tools.progress import LateProgress
 from tools.tritonserver.server import TritonServer
 
-Progress = Callable[[str], None]
-Found = tuple[Cell, System, dict[str, float], float]
-"""Cell, system, what was measured, and tokens per second without any overhead (NaN where none is known)."""
+Report = Callable[[str], None]
 
 
-class Setting(Protocol):
-    """The engines of a comparison, and its requests: all `policies` and `workloads`, so many times shorter."""
+def add_rows(
+    results: Results, path: Path, setting: Setting, cells: Sequence[Cell], systems: Mapping[str, System], **same: object
+) -> None:
+    """Measures every system in every cell; systems without routing once per workload and number in flight.
 
-    policies: tuple[str, ...]
-    workloads: tuple[str, ...]
-    scale: int
+    Args:
+        results: rows so far.
+        path: their file; written after each row, so that nothing is lost when a run is stopped.
+        setting: engines and requests.
+        cells: what to measure.
+        systems: the same, by the name that their rows get.
+        same: columns of all rows.
+    """
+    names = {system: name for name, system in systems.items()}
+    with LateProgress() as progress:
+        done, total = 0, len(cells) * len(systems)
 
-    def kind(self, cell: Cell) -> str:
-        """Cells of the same kind share models, step times and routing; tuned thresholds are kept under this name."""
-        ...
+        def told(text: str) -> None:
+            progress(text, min(1.0, done / total))
 
-    def profile(self, cell: Cell) -> Profile:
-        """Step times and routing, as far as they are known."""
-        ...
-
-    def repository(self, folder: Path, cell: Cell, thresholds: ByInFlight, most: int) -> Path:
-        """Writes a model repository for cells of this kind, with up to `most` in flight; returns the folder."""
-        ...
-
-    def load(self, cell: Cell) -> Load: ...
-
-    def comparable(self, cell: Cell) -> bool:
-        """Whether the profile says all about step times, so that the exact models hold."""
-        ...
+        for cell, system, found in _measured(setting, cells, list(names), told):
+            results.add(cell, names[system], {**same, **found})
+            results.save(path)
+            done += 1
 
 
-def measure(
-    setting: Setting,
-    tuning: Tuning,
-    cells: Iterable[Cell],
-    systems: Sequence[System],
-    report: Progress = lambda text: None,
-) -> Iterator[Found]:
-    """Every system in every cell; systems without routing once per workload and number in flight."""
+def _measured(
+    setting: Setting, cells: Sequence[Cell], systems: Sequence[System], report: Report
+) -> Iterator[tuple[Cell, System, dict[str, float]]]:
+    tuning = Tuning()
     done: set[tuple[str, Cell]] = set()
     for _, group in groupby(sorted(cells, key=setting.kind), key=setting.kind):
         own = list(group)
@@ -65,42 +60,45 @@ def measure(
             work = [(s, c) for s in chosen for c in own if (s.name, c.of(s)) not in done]
             done |= {(s.name, c.of(s)) for s, c in work}
             if work:
-                yield from _Kind(setting, tuning, where, own).measure(work, report)
+                yield from _Kind(setting, tuning, own).measure(where, work, report)
 
 
 class _Kind:
-    """Cells of one kind, at one place."""
+    """Cells of one kind."""
 
-    def __init__(self, setting: Setting, tuning: Tuning, where: str, cells: Sequence[Cell]) -> None:
-        self._setting, self._tuning, self._where = setting, tuning, where
+    def __init__(self, setting: Setting, tuning: Tuning, cells: Sequence[Cell]) -> None:
+        self._setting, self._tuning = setting, tuning
         self._in_flight = sorted({cell.in_flight for cell in cells})
         self._cell = cells[0]
         self._name, self._profile = setting.kind(self._cell), setting.profile(self._cell)
 
-    def measure(self, work: Sequence[tuple[System, Cell]], report: Progress) -> Iterator[Found]:
-        report(f"{self._name}: starting ({self._where})")
+    def measure(
+        self, where: str, work: Sequence[tuple[System, Cell]], report: Report
+    ) -> Iterator[tuple[Cell, System, dict[str, float]]]:
+        """Columns of every system at one place; `limit`: tokens per second without overhead, NaN if not known."""
+        report(f"{self._name}: starting ({where})")
         with tempfile.TemporaryDirectory(prefix="tokenrouter-compare-") as folder:
-            tuned = self._where == "tuned"
+            tuned = where.startswith("tuned")
             thresholds = self._tuning.table(self._name, self._profile, self._in_flight) if tuned else {}
-            repository = self._setting.repository(Path(folder), self._cell, thresholds, max(self._in_flight))
-            with self._runner(repository) as run:
+            repository = self._setting.repository(Path(folder) / "m", self._cell, thresholds, max(self._in_flight))
+            with self._runner(where, repository, work[0][0]) as run:
                 for system, cell in work:
                     report(f"{self._name}, {cell.workload}, {cell.in_flight} in flight: {system.name}")
                     found = runs.summarise(run(system, cell))
-                    yield cell.of(system), system, found, self._limit(system, cell)
+                    yield cell.of(system), system, {"limit": self._limit(system, cell), **found}
 
     @contextmanager
-    def _runner(self, repository: Path) -> Iterator[Callable[[System, Cell], Run]]:
-        """How one system runs one cell."""
+    def _runner(self, where: str, repository: Path, first: System) -> Iterator[Callable[[System, Cell], Run]]:
+        """How a system at this place runs a cell."""
         load = self._setting.load
-        if self._where == "process":
+        if where == "process":
             with SynchronousBaseline(repository) as engines:
                 yield lambda system, cell: engines.run(load(cell), self._rule(system, cell.in_flight))
-        elif self._where == "standard":
+        elif where == "standard":
             with StandardServing(repository) as serving:
                 yield lambda system, cell: runs.standard(serving, load(cell), self._rate(system, cell))
         else:
-            with TritonServer(repository) as server:
+            with first.beside(repository), TritonServer(repository) as server:
                 yield lambda system, cell: runs.served(server.grpc_url, system.model or "tokenrouter", load(cell))
 
     def _rule(self, system: System, in_flight: int) -> Rule:

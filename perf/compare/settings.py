@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
+from typing import TypeAlias
 
 from perf.compare.cells import Cell
 from perf.compare.demo import DemoSetting
-from perf.compare.measure import Setting
 from perf.compare.thresholds import ByInFlight
 from perf.compare.workloads import Reference, Workload, load_reference
 from perf.emulated.deployment import EmulatedDeployment, Thresholds
@@ -24,15 +24,8 @@ class Engine(str, Enum):
 _PRINTABLE = 94
 
 
-def setting_of(engine: Engine, *, most: int, scale: int, warm_up_s: float, seconds: float) -> Setting:
-    """The setting of an engine; `most` is the largest number in flight that will be measured."""
-    if engine is Engine.TORCH:
-        return DemoSetting(most=most, warm_up_s=warm_up_s, seconds=seconds)
-    return EmulatedSetting(load_reference(), scale=scale, warm_up_s=warm_up_s, seconds=seconds)
-
-
 class EmulatedSetting:
-    """See `measure.Setting`: step times, rates and lengths of the reference file; everything else is real.
+    """Engines and requests of a comparison: step times, rates and lengths of the reference file; all else is real.
 
     Args:
         reference: workloads, policies, step times.
@@ -49,21 +42,32 @@ class EmulatedSetting:
         return self._reference.workload(cell.workload)
 
     def kind(self, cell: Cell) -> str:
-        """Policy, and whether prompts cost time."""
+        """Cells of one kind share models, step times and routing; tuned thresholds are kept under this name."""
         return f"{cell.policy} with prefill" if self._workload(cell).prefill else cell.policy
 
     def profile(self, cell: Cell) -> Profile:
+        """Step times and routing, as far as they are known."""
         return self._reference.profile(cell.policy, prefill=self._workload(cell).prefill)
 
     def repository(self, folder: Path, cell: Cell, thresholds: ByInFlight, most: int) -> Path:
+        """Writes a model repository for cells of this kind, with up to `most` in flight; returns the folder."""
         return EmulatedDeployment(self.profile(cell), cell.policy, most, Thresholds("", thresholds)).write(folder)
 
     def load(self, cell: Cell) -> Load:
-        """Random prompts."""
         workload = self._workload(cell).scaled(self.scale)
         prompts = random_prompts(workload.prompt_tokens, _PRINTABLE)
         return Load(cell.in_flight, prompts, workload.response_tokens, self._warm_up_s, self._seconds)
 
     def comparable(self, cell: Cell) -> bool:
-        """The exact models know no prompts."""
+        """Whether the profile says all about step times, so that the exact models hold; they know no prompts."""
         return not self._workload(cell).prefill
+
+
+Setting: TypeAlias = EmulatedSetting | DemoSetting
+
+
+def setting_of(engine: Engine, *, most: int, scale: int, warm_up_s: float, seconds: float) -> Setting:
+    """The setting of an engine; `most` is the largest number in flight that will be measured."""
+    if engine is Engine.TORCH:
+        return DemoSetting(most=most, warm_up_s=warm_up_s, seconds=seconds)
+    return EmulatedSetting(load_reference(), scale=scale, warm_up_s=warm_up_s, seconds=seconds)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perf.ablation.__main__ import WRAPPED, wrap
+from perf.ablation.__main__ import wrapped
 from perf.ablation.policies import OUTSIDE, REPREFILL
 from perf.ablation.router_process import router_process
 from perf.compare.workloads import load_reference
@@ -41,20 +41,18 @@ def generated(repository: Path) -> tuple[list[Any], int]:
     return [(result.tokens, [(run.model, run.start) for run in result.runs]) for result in results], ran
 
 
-def test_without_kv_between_visits_tokens_are_the_same_and_far_more_are_run(repository: Path, tmp_path: Path) -> None:
+def test_without_kv_between_visits_tokens_are_the_same_and_far_more_are_run(repository: Path) -> None:
     expected, ran = generated(repository)
-    wrap(repository, REPREFILL, address=tmp_path / "unused", width=0)
-    found, ran_again = generated(repository)
+    with wrapped(repository, REPREFILL):
+        found, ran_again = generated(repository)
     assert found == expected
     assert ran_again > 2 * ran
 
 
 @pytest.mark.parametrize("width", [0, 1000])
-def test_a_router_in_another_process_decides_alike(repository: Path, tmp_path: Path, width: int) -> None:
+def test_a_router_in_another_process_decides_alike(repository: Path, width: int) -> None:
     expected, _ = generated(repository)
-    name, params = wrap(repository, OUTSIDE, address=tmp_path / "s", width=width)
-    assert (name, params) == ("r2r", {})
-    with router_process(tmp_path / "s", repository, ("small", "large"), name, params):
+    with wrapped(repository, OUTSIDE, width):
         assert generated(repository)[0] == expected
 
 
@@ -64,7 +62,3 @@ def test_a_router_process_that_cannot_start_says_so(repository: Path, tmp_path: 
         router_process(tmp_path / "s", repository, ("small", "large"), "nonsense", {}),
     ):
         pass
-
-
-def test_every_wrapped_row_names_a_policy_of_the_module() -> None:
-    assert {policy for policy, _ in WRAPPED.values()} == {REPREFILL, OUTSIDE}
