@@ -20,11 +20,11 @@ import typer
 
 from perf.command import run
 from perf.paper.cells import SECTIONS, Key
-from perf.paper.measure import Measured, measure_cells
+from perf.paper.measure import measure_cells
 from perf.paper.plot import plot
 from perf.paper.reference import Paper, load_paper
-from perf.paper.table import Row, effects, figures, row_of, write
-from perf.rows import markdown_of, rows_so_far, show, table
+from perf.paper.table import Text, effects, figures, row_of, write
+from perf.rows import Row, markdown_of, rows_so_far, show, table
 from perf.serving.run import Plan
 from tools.errors import CommandError
 from tools.progress import LateProgress
@@ -35,19 +35,19 @@ FULL = Plan(warm_up_s=1.5, seconds=6.0, repeats=2)
 QUICK = Plan(warm_up_s=1.0, seconds=3.0, repeats=1)
 
 
-def measure_sections(names: Sequence[str], paper: Paper, *, quick: bool) -> list[Row]:
+def measure_sections(names: Sequence[str], paper: Paper, *, quick: bool) -> list[Text]:
     """Rows of sections, measured now."""
     cells = [cell for name in names for cell in SECTIONS[name](paper, quick)]
     plan = QUICK if quick else FULL
     keys = {cell.key for cell in cells}
-    found: dict[Key, Measured] = {}
+    found: dict[Key, Row] = {}
     with LateProgress() as progress:
-        for key, measured in measure_cells(cells, plan, lambda stage: progress(stage, len(found) / len(keys))):
-            found[key] = measured
+        for key, row in measure_cells(cells, plan, lambda stage, _: progress(stage, len(found) / len(keys))):
+            found[key] = row
     return [row_of(cell, found[cell.key], plan.seconds * plan.repeats) for cell in cells]
 
 
-def print_all(rows: list[Row], paper: Paper, *, as_markdown: bool) -> None:
+def print_all(rows: list[Text], paper: Paper, *, as_markdown: bool) -> None:
     """All sections and what follows from them."""
     sections = {section: figures(row for row in rows if row["section"] == section) for section in SECTIONS}
     derived = effects(rows, paper)

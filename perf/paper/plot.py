@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perf.figure import drawn
-from perf.paper.table import Row
+from perf.paper.table import Text
 
 _SERIES = (
     ("paper_theory", "paper, theory", {"color": "C7", "linestyle": "-", "marker": "_", "markersize": 14}),
@@ -16,7 +16,7 @@ _SERIES = (
 )
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
+def plot(rows: Sequence[Text], path: Path) -> None:
     """Writes the image; one panel per number in flight."""
     numbers = sorted({int(row["in_flight"]) for row in rows})
     title = "Figure 10: R2R, steps of 6.0 and 27.9 ms (ours: emulated engines, real server)"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from perf.paper.cells import BARRIER, BEST, EAGER, SECTIONS, Cell
-from perf.paper.measure import Measured
 from perf.paper.reference import Paper
-from perf.rows import shown, write_rows
+from perf.rows import Row, shown, write_rows
 
-Row = dict[str, str]
+Text = dict[str, str]
+"""A row of the file."""
 
 
-def row_of(cell: Cell, measured: Measured, seconds: float) -> Row:
-    """A row of the file. Relative errors are fractions."""
-    theory, rate = cell.theory(), measured.tokens_per_second
+def row_of(cell: Cell, found: Row, seconds: float) -> Text:
+    """From a row of `perf.serving`. Relative errors are fractions."""
+    theory, rate = cell.theory(), found["tokens_per_second"]
+    handoffs = [ms for name, ms in found.items() if name.startswith("mean_handoff_ms.") and ms == ms]
+    around = [ms for name, ms in found.items() if name.startswith("around_ms.")]
     return {
         "kind": "emulated",
         "section": cell.section,
@@ -27,13 +30,13 @@ def row_of(cell: Cell, measured: Measured, seconds: float) -> Row:
         "theory": f"{theory:.2f}",
         "paper_measured": _text(cell.paper_measured, ""),
         "measured": f"{rate:.2f}",
-        "spread": _text(measured.spread, ".4f"),
+        "spread": f"{found['spread']:.4f}" if found.get("windows", 1) > 1 else "",
         "measured_over_theory": _error(rate, theory),
-        "measured_over_as_drawn": _error(rate, measured.as_drawn),
+        "measured_over_as_drawn": _text(found.get("difference_as_drawn"), ".4f"),
         "theory_over_paper_theory": _error(theory, cell.paper_theory),
         "measured_over_paper_measured": _error(rate, cell.paper_measured),
-        "handoff_ms": _text(measured.handoff_ms, ".3f"),
-        "around_ms": f"{measured.around_ms:.3f}",
+        "handoff_ms": f"{fmean(handoffs):.3f}" if handoffs else "",
+        "around_ms": f"{fmean(around):.3f}",
         "seconds": f"{seconds:g}",
     }
 
@@ -46,7 +49,7 @@ def _error(value: float, of: float | None) -> str:
     return "" if of is None else f"{value / of - 1.0:.4f}"
 
 
-def write(path: Path, rows: Iterable[Row]) -> None:
+def write(path: Path, rows: Iterable[Text]) -> None:
     """Writes the file, in the order of the sections."""
     order = list(SECTIONS)
     write_rows(path, sorted(rows, key=lambda row: order.index(row["section"])))
@@ -67,13 +70,13 @@ _SHOWN = {
 }
 
 
-def figures(rows: Iterable[Row]) -> list[dict[str, str]]:
+def figures(rows: Iterable[Text]) -> list[dict[str, str]]:
     """What is shown of a section, by heading."""
     texts = (shown(row, _SHOWN) for row in rows)
     return [{heading: "0.0%" if text in ("-0.0%", "+0.0%") else text for heading, text in row.items()} for row in texts]
 
 
-def effects(rows: Sequence[Row], paper: Paper) -> list[dict[str, str]]:
+def effects(rows: Sequence[Text], paper: Paper) -> list[dict[str, str]]:
     """What is shown of `gains`, by heading."""
     return [
         {
@@ -87,7 +90,7 @@ def effects(rows: Sequence[Row], paper: Paper) -> list[dict[str, str]]:
     ]
 
 
-def gains(rows: Sequence[Row], paper: Paper) -> list[tuple[str, str, float | None, float, float]]:
+def gains(rows: Sequence[Text], paper: Paper) -> list[tuple[str, str, float | None, float, float]]:
     """What follows: (what, unit, paper, our theory, emulated), for what was measured."""
     found: list[tuple[str, str, float | None, float, float]] = []
     numbers = sorted({int(row["in_flight"]) for row in rows if row["section"] == "table_6"})
@@ -107,14 +110,14 @@ def gains(rows: Sequence[Row], paper: Paper) -> list[tuple[str, str, float | Non
     return found
 
 
-def _row(rows: Sequence[Row], section: str, system: str, in_flight: int) -> Row | None:
+def _row(rows: Sequence[Text], section: str, system: str, in_flight: int) -> Text | None:
     for row in rows:
         if (row["section"], row["system"], row["in_flight"]) == (section, system, str(in_flight)):
             return row
     return None
 
 
-def _gain(above: Row, below: Row) -> tuple[float | None, float, float]:
+def _gain(above: Text, below: Text) -> tuple[float | None, float, float]:
     published = [row["paper_measured"] for row in (above, below)]
     paper = float(published[0]) / float(published[1]) if all(published) else None
     return paper, float(above["theory"]) / float(below["theory"]), float(above["measured"]) / float(below["measured"])

@@ -47,9 +47,9 @@ class Study:
 
         settings = [setting(name, self.in_flight, best) for name in names]
         for thresholds in [*settings, *tuned(tuned_for, best)]:
-            yield from self._served(thresholds, best, report)
+            yield from self.served(thresholds, best, report)
 
-    def _served(self, thresholds: Thresholds, best: Best, report: Report) -> Iterator[dict[str, Any]]:
+    def served(self, thresholds: Thresholds, best: Best, report: Report) -> Iterator[dict[str, Any]]:
         """Starts one server with these thresholds and measures every number in flight. Emulated, say the rows."""
         names, most = self.profile.names, max(self.in_flight)
         deployment = EmulatedDeployment(self.profile, self.policy, most, thresholds, self.around_ms)

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perf.paper.__main__ import main
 from perf.paper.cells import BARRIER, BEST, EAGER, SECTIONS, Cell
-from perf.paper.measure import Measured
 from perf.paper.reference import load_paper
-from perf.paper.table import Row, figures, gains, row_of, write
+from perf.paper.table import Text, figures, gains, row_of, write
 from perf.rows import markdown_of, rows_so_far
 from tools.errors import CommandError
 
 PAPER = load_paper()
 
 
-def row(section: str, system: str, in_flight: int, measured: float, published: float | None = None) -> Row:
+def measurement(rate: float) -> dict[str, Any]:
+    """What is read of a row of `perf.serving`."""
+    return {
+        "tokens_per_second": rate,
+        "windows": 2,
+        "spread": 0.02,
+        "difference_as_drawn": rate / 100.0 - 1.0,
+        "mean_handoff_ms.small": math.nan,
+        "mean_handoff_ms.large": 0.5,
+        "around_ms.small": 0.4,
+    }
+
+
+def row(section: str, system: str, in_flight: int, measured: float, published: float | None = None) -> Text:
     """A row as if it had been measured; thresholds of 1 for all systems but the barrier."""
     thresholds = () if system == BARRIER else (1, 1)
     cell = Cell(section, system, "r2r", in_flight, thresholds, None, published)
-    return row_of(cell, Measured(measured, 0.4, 0.02, 100.0), 12.0)
+    return row_of(cell, measurement(measured), 12.0)
 
 
 def test_sections_have_the_papers_cells_and_share_measurements() -> None:
@@ -50,13 +64,13 @@ def test_theory_is_the_chain_or_its_counterpart_with_a_barrier() -> None:
 
 def test_relative_errors() -> None:
     cell = Cell("figure_10", "threshold 1", "r2r", 2, (1, 1), 99.0, 94.4)
-    found = row_of(cell, Measured(90.0, 0.4, None, 95.0, 0.5), 12.0)
+    found = row_of(cell, {**measurement(90.0), "windows": 1, "difference_as_drawn": 90.0 / 95.0 - 1.0}, 12.0)
     assert found["kind"] == "emulated"
     assert float(found["theory_over_paper_theory"]) == pytest.approx(0.0, abs=1e-3)
     assert float(found["measured_over_paper_measured"]) == pytest.approx(90.0 / 94.4 - 1, abs=1e-4)
     assert float(found["measured_over_as_drawn"]) == pytest.approx(90.0 / 95.0 - 1, abs=1e-4)
     assert float(found["measured_over_theory"]) == pytest.approx(90.0 / float(found["theory"]) - 1, abs=1e-4)
-    assert found["spread"] == ""
+    assert (found["spread"], found["handoff_ms"], found["around_ms"]) == ("", "0.500", "0.400")
 
 
 def test_gains_follow_from_the_rows() -> None:
@@ -89,7 +103,7 @@ def test_a_report_needs_no_measurement(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(CommandError, match="has no rows"):
         main(report=True, csv=path, image=tmp_path / "plot.png")
     cells = SECTIONS["figure_10"](PAPER, False)
-    write(path, [row_of(cell, Measured(100.0, 0.4, 0.01, 100.0, 0.5), 12.0) for cell in cells])
+    write(path, [row_of(cell, measurement(100.0), 12.0) for cell in cells])
     main(report=True, csv=path, image=tmp_path / "plot.png")
     assert "emulated" in capsys.readouterr().out
     assert (tmp_path / "plot.png").stat().st_size > 10_000

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tokenrouter.batcher import Batching
 from tokenrouter.repository import Repository
-from tools.dtmc.errors import ThresholdError
+from tools.dtmc.errors import ThresholdError, TooLarge
 from tools.dtmc.profile import Profile
 from tools.dtmc.solve import solve
 from tools.load import ClosedLoop, in_turn, stages
@@ -100,8 +100,8 @@ def rate(before: Scrape, after: Scrape, entry: str) -> float:
 
 
 def predicted(profile: Profile, in_flight: int, thresholds: Mapping[str, int]) -> float | None:
-    """Tokens per second by the Markov model; None for thresholds to which it does not apply."""
+    """Tokens per second by the Markov model; None where it does not apply, or is too large."""
     try:
         return solve(profile, in_flight, thresholds).tokens_per_second
-    except ThresholdError:
+    except (ThresholdError, TooLarge):
         return None
