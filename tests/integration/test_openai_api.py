@@ -279,6 +279,6 @@ def test_what_the_description_allows_is_answered_as_it_says(url: str, tmp_path: 
         text=True,
         cwd=tmp_path,
         env={"PATH": "", "HOME": str(tmp_path), "NO_PROXY": "*"},
-        timeout=110,
+        timeout=240,
     )
     assert ran.returncode == 0, ran.stdout[-8000:] + ran.stderr
