@@ -15,6 +15,7 @@ from tokenrouter.engines.tensorrt_llm import facts
 from tokenrouter.engines.tensorrt_llm.config import NESTED, TensorRtLlmConfig
 from tokenrouter.engines.tensorrt_llm.probe import PoolProbe
 from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
+from tokenrouter.engines.tensorrt_llm.token_ids import TokenIds
 from tokenrouter.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Library:
         )
         optional = {"kv_cache_retention_config": self._retention(), "cache_salt": _SALT}
         return self.llm.generate_async(
-            {"prompt_token_ids": list(tokens)},
+            {"prompt_token_ids": TokenIds(tokens)},
             sampling_params=params,
             streaming=True,
             **{name: value for name, value in optional.items() if name in self._offered},
