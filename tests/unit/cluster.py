@@ -200,6 +200,11 @@ class Cluster:
         self.orchestrator.tick(now_ns=self.now_ns)
         self.collect()
 
+    def stop_at(self, at_ns: int) -> None:
+        """The server is going to stop."""
+        self.orchestrator.stop_at(at_ns, now_ns=self.now_ns)
+        self.collect()
+
     def deliver_down(self, name: str) -> bool:
         """One message reaches a subserver."""
         link = self.links[name]

@@ -96,6 +96,8 @@ def rough_walk(seed: int) -> Cluster:
             cluster.tick(at_ns=cluster.now_ns + rng.randrange(150) * MS)
         else:
             cluster.random_event(rng)
+    if seed % 2:
+        cluster.stop_at(cluster.now_ns)
     for name in cluster.models:
         if cluster.links[name].subserver is None:
             cluster.connect(name)

@@ -228,6 +228,16 @@ def test_a_stopping_loop_tells_everybody(serve: Callable[..., Server]) -> None:
     server.loop.cancel(late)
 
 
+def test_at_the_end_of_the_grace_period_nothing_looks_like_a_complete_response(serve: Callable[..., Server]) -> None:
+    server = serve(repeat=True, step_ms=0.5, max_seq_len=65536).start("small", "large")
+    running = server.submit(max_tokens=40_000, stream=True)
+    running.wait(lambda reply: bool(reply.updates), "a token")
+    server.loop.stop_at(time.monotonic_ns() + 20_000_000)
+    assert isinstance(running.final().error, ModelUnavailable)
+    assert isinstance(server.submit().final().error, ModelUnavailable)
+    server.wait(server.idle, "everything is free again")
+
+
 @pytest.mark.parametrize(
     "data",
     [

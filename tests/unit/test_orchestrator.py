@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cluster import END_ID, MS, PROMPT, Cluster, expected_tokens, request, spec, writers
 from tokenrouter.batcher import Batching
-from tokenrouter.errors import ConfigError, ProtocolError, RequestCancelled
+from tokenrouter.errors import ConfigError, ModelUnavailable, ProtocolError, RequestCancelled
 from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo, Outcome, PolicySpec, Report, ReportRow
 from tokenrouter.rng import Stream, draw
 
@@ -304,6 +304,37 @@ def test_a_cancelled_request_ends_once_and_frees_everything_wherever_it_is(state
     assert cluster.orchestrator.statistics.failed == {"cancelled": 1}
     if state.startswith("report"):
         assert cluster.orchestrator.statistics.stale_messages == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stops_ends_all_responses_with_an_error_and_takes_no_more(stream: bool) -> None:
+    cluster = Cluster(max_inflight=1, engine={"repeat": True})
+    running = cluster.submit(request(PROMPT, max_tokens=500, stream=stream))
+    waiting = cluster.submit(request(PROMPT, stream=stream))
+    for _ in range(20):
+        cluster.deliver_all()
+        cluster.step("small") or cluster.step("large")
+    deadline_ns = cluster.now_ns + 50 * MS
+    cluster.stop_at(deadline_ns)
+    assert cluster.orchestrator.next_deadline_ns() == deadline_ns
+    cluster.tick(at_ns=deadline_ns - 1)
+    assert cluster.keys() == [running, waiting]
+    cluster.tick(at_ns=deadline_ns)
+    for key in (running, waiting):
+        assert isinstance(cluster.error(key), ModelUnavailable)
+        assert "the server is stopping" in str(cluster.error(key))
+    with pytest.raises(ModelUnavailable, match="the server is stopping"):
+        cluster.submit(request(PROMPT))
+    cluster.deliver_all()
+    cluster.assert_conserved()
+
+
+def test_a_server_that_stops_takes_requests_until_its_deadline() -> None:
+    cluster = Cluster()
+    cluster.stop_at(cluster.now_ns + 10_000 * MS)
+    key = cluster.submit(request(PROMPT))
+    cluster.run()
+    assert cluster.result(key).finish_reason == "stop"
 
 
 def test_messages_of_an_old_visit_are_dropped_and_counted() -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Received
 from tokenrouter.channel.framing import check_size
-from tokenrouter.errors import ConfigError, InternalError, ModelUnavailable, ProtocolError, RouterError
+from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError
 from tokenrouter.messages import (
     Hello,
     ModelInfo,
@@ -28,7 +28,7 @@ from tokenrouter.messages import (
     decode_for_subserver,
     encode,
 )
-from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.orchestrator.machine import Orchestrator, stopping
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 
@@ -224,6 +224,13 @@ class OrchestratorLoop:
         """The client of this reply went away; callable from any thread. Nothing happens if the request is over."""
         self._call(lambda now_ns: self._cancel(reply, now_ns))
 
+    def stop_at(self, at_ns: int) -> None:
+        """Requests that have not ended by then (`time.monotonic_ns`) are told that the server stops.
+
+        Callable from any thread; see `Orchestrator.stop_at`.
+        """
+        self._call(lambda now_ns: self._orchestrator.stop_at(at_ns, now_ns=now_ns))
+
     def stop(self) -> None:
         """Ends the loop; requests that still run are told that the server stops."""
         self._stopping = True
@@ -246,7 +253,7 @@ class OrchestratorLoop:
         finally:
             self._stopping = True
             for key, reply in self._replies.items():
-                reply.update(Update(key, error=_stopped()))
+                reply.update(Update(key, error=stopping()))
             self._carrier.close()
             self._drain(time.monotonic_ns())
 
@@ -274,7 +281,7 @@ class OrchestratorLoop:
     def _submit(self, request: GenerationRequest, reply: Reply, arrived_ns: int, now_ns: int) -> None:
         try:
             if self._stopping:
-                raise _stopped()
+                raise stopping()
             key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns)
         except RouterError as exc:
             self._refuse(reply, exc)
@@ -337,7 +344,3 @@ class OrchestratorLoop:
         except (ProtocolError, ConfigError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
             self._carrier.drop(event.peer)
-
-
-def _stopped() -> ModelUnavailable:
-    return ModelUnavailable("the server is stopping")

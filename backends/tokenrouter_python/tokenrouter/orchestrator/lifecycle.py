@@ -49,6 +49,8 @@ class Event(Enum):
     """Something raised that is no answer to anybody: a bug. It alone ends."""
     CANCELLED = "cancelled"
     """The client went away."""
+    STOPPED = "stopped"
+    """The server stops, and its grace period is over."""
 
 
 AnyEvent: TypeAlias = Outcome | Event
@@ -61,6 +63,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.TIMED_OUT: State.OVER,
         Event.CANCELLED: State.OVER,
         Event.BROKE: State.OVER,
+        Event.STOPPED: State.OVER,
     },
     State.VISITING: {
         Outcome.STAY: State.VISITING,
@@ -74,6 +77,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.TIMED_OUT: State.OVER,
         Event.CANCELLED: State.OVER,
         Event.BROKE: State.OVER,
+        Event.STOPPED: State.OVER,
     },
     # A report about a stranded request is of an old visit, and dropped before it becomes an event.
     State.STRANDED: {
@@ -82,6 +86,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.TIMED_OUT: State.OVER,
         Event.CANCELLED: State.OVER,
         Event.BROKE: State.OVER,
+        Event.STOPPED: State.OVER,
     },
     State.OVER: {},
 }

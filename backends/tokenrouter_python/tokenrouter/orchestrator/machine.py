@@ -1,8 +1,8 @@
 """The orchestrator: admits requests, relays their hand-offs, owns what was written, and tells clients.
 
-A state machine without I/O or clock. The shell calls `submit`, `cancel`, `receive`, `disconnected` and `tick` with the
-time; messages to subservers collect in `outbox`, and `take_updates` gives the news for clients. Send the outbox first:
-hand-offs are urgent, and tokens become text only when updates are taken.
+A state machine without I/O or clock. The shell calls `submit`, `cancel`, `receive`, `disconnected`, `stop_at` and `tick`
+with the time; messages to subservers collect in `outbox`, and `take_updates` gives the news for clients. Send the
+outbox first: hand-offs are urgent, and tokens become text only when updates are taken.
 
 Who owns what, and so where to look: `lifecycle` what can happen to a request (a table), `admission` who waits and who
 may run, `transcript` what was written, `generation` one request with its way through the models. Here they meet: what
@@ -40,6 +40,7 @@ from tokenrouter.errors import (
     EngineFailed,
     InternalError,
     InvalidRequest,
+    ModelUnavailable,
     PolicyFailed,
     ProtocolError,
     RequestCancelled,
@@ -118,6 +119,7 @@ class Orchestrator:
         # Connected models, with the number in flight that each was told last.
         self._connected: dict[str, int] = {}
         self._alarms = Alarms()
+        self._stop_ns: int | None = None
         self._next_key = 1
 
     # --- what the shell asks --------------------------------------------------------------------------------------
@@ -163,6 +165,8 @@ class Orchestrator:
         Raises:
             RouterError: the request is refused; nothing was kept.
         """
+        if self._stop_ns is not None and now_ns >= self._stop_ns:
+            raise stopping()
         policy = self._policies.get(request.policy)
         # One that comes while a turn works is taken in by that turn, whose clock was read before; no wait is negative.
         arrived_ns = now_ns if arrived_ns is None else min(arrived_ns, now_ns)
@@ -190,9 +194,21 @@ class Orchestrator:
             self._fail(generation, Event.CANCELLED, error)
         self._advance(now_ns)
 
+    def stop_at(self, at_ns: int, *, now_ns: int) -> None:
+        """The server stops: what has not ended by then ends with an error, and later requests are refused.
+
+        So no response that was cut short looks like a complete one. May be called again with another time.
+        """
+        self._stop_ns = at_ns
+        self._alarms.add(at_ns)
+        self.tick(now_ns=now_ns)
+
     def tick(self, *, now_ns: int) -> None:
         """Applies every deadline that has passed."""
         self._alarms.pass_until(now_ns)
+        if self._stop_ns is not None and now_ns >= self._stop_ns:
+            for generation in list(self._generations.values()):
+                self._fail(generation, Event.STOPPED, stopping())
         for generation, expired in self._admission.queue.expired(now_ns=now_ns):
             self._fail(generation, Event.TIMED_OUT, expired)
         for generation in list(self._generations.values()):
@@ -391,6 +407,11 @@ class Orchestrator:
     def _send(self, model: str, message: ToSubserver) -> None:
         self._connected[model] = self.in_flight
         self.outbox.append((model, message))
+
+
+def stopping() -> ModelUnavailable:
+    """What is told to requests that a stopping server does not finish."""
+    return ModelUnavailable("the server is stopping; send the request again once it is back, or to another server")
 
 
 def _check_greeting(model: str, info: ModelInfo) -> None:
