@@ -13,7 +13,7 @@ LOCKS := requirements/serve.lock requirements/test.lock
 STAMP := $(VENV)/.installed
 CODE := backends tools perf tests
 
-.PHONY: help venv serve tune load test unit integration check format demo-models demo-routers clean
+.PHONY: help venv serve tune load test unit integration system-packages check format demo-models demo-routers clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,10 @@ unit: venv
 
 integration: venv
 	$(BIN)/python -m pytest tests/integration -n auto --maxprocesses=4 --dist loadscope --no-loadscope-reorder -q
+
+system-packages: ## Debian packages for tests of pages (as root); without them those tests are skipped
+	apt-get update -qq
+	apt-get install --yes -qq --no-install-recommends chromium
 
 check: venv ## ruff, format, mypy --strict
 	$(BIN)/ruff check $(CODE)

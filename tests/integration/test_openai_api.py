@@ -8,46 +8,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import uvicorn
 from openai import AsyncOpenAI, OpenAI
 from tokenizers import Tokenizer
 
-from tests.support.waiting import until, wait_idle
-from tokenrouter.openai_api.app import Settings, create_app
-from tokenrouter.openai_api.deployment import Deployment
-from tools.tritonserver.ports import free_port
+from tests.support.openai_server import served
+from tests.support.waiting import wait_idle
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
 
 # Emulated models write the prompt, byte by byte.
 PROMPT = "Grüße 🙂"
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }};{% endfor %}"
 MESSAGES: list[Any] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
 RENDERED = "system:be brief;user:hi;"
 LIMIT = 64
-
-
-@contextmanager
-def served(repository: Path, grpc_url: str, entry: str = "tokenrouter", **settings: Any) -> Iterator[str]:
-    """Base URL of a server of this process."""
-    port = free_port()
-    app = create_app(Deployment(repository, entry, TEMPLATE), Settings(grpc_url, **settings))
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", lifespan="on"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        until(lambda: server.started)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ def main(
     chat_template: Annotated[Path | None, typer.Option(help="Jinja file instead of the tokenizer's template.")] = None,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body.")] = 4 << 20,
     chat_tokens: Annotated[int, typer.Option(min=1, help="Default of max_tokens in a chat.")] = 512,
+    playground: Annotated[bool, typer.Option(help="Whether / is a page to try routing on.")] = True,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
     exit_timeout: Annotated[int, typer.Option(min=0, help="Seconds that running responses get at the end.")] = 10,
@@ -38,7 +39,7 @@ def main(
     except (RouterError, OSError, UnicodeDecodeError) as exc:
         print(f"error: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
-    settings = Settings(grpc_url, metrics_url, api_key or None, max_body_bytes, chat_tokens)
+    settings = Settings(grpc_url, metrics_url, api_key or None, max_body_bytes, chat_tokens, playground)
     uvicorn.run(
         create_app(deployment, settings),
         host=host,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -12,10 +11,11 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from tokenrouter.openai_api.answering import answered
+from tokenrouter.openai_api.authorisation import authorised
 from tokenrouter.openai_api.chat import ChatAnswer
 from tokenrouter.openai_api.completions import Answer
 from tokenrouter.openai_api.deployment import Deployment
-from tokenrouter.openai_api.errors import ApiError, ErrorBody, refused
+from tokenrouter.openai_api.errors import ErrorBody, refused
 from tokenrouter.openai_api.requests import ChatCompletionRequest, CompletionRequest, GenerationFields
 from tokenrouter.openai_api.response_stream import ResponseStream, begin
 
@@ -33,16 +33,7 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-async def _authorised(request: Request) -> None:
-    wanted = request.app.state.settings.api_key
-    if wanted is None:
-        return
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(key.encode(), wanted.encode()):
-        raise ApiError(401, "the API key is missing or wrong; send Authorization: Bearer KEY", code="invalid_api_key")
-
-
-router = APIRouter(prefix="/v1", responses=_ERRORS, dependencies=[Depends(_authorised)])
+router = APIRouter(prefix="/v1", responses=_ERRORS, dependencies=[Depends(authorised)])
 
 
 @router.get("/models")

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from tokenrouter import __version__
-from tokenrouter.openai_api import api
+from tokenrouter.openai_api import api, playground
 from tokenrouter.openai_api.body_limit import BodyLimit
 from tokenrouter.openai_api.deployment import Deployment
 from tokenrouter.openai_api.errors import ApiError, ErrorBody
@@ -30,6 +30,7 @@ class Settings:
         api_key: what clients must send as bearer token, or None.
         max_body_bytes: largest request body.
         chat_tokens: default of `max_tokens` in a chat, cut to what fits the context.
+        playground: whether `/` is the playground.
     """
 
     grpc_url: str
@@ -37,6 +38,7 @@ class Settings:
     api_key: str | None = None
     max_body_bytes: int = 4 << 20
     chat_tokens: int = 512
+    playground: bool = True
 
 
 def create_app(deployment: Deployment, settings: Settings) -> FastAPI:
@@ -54,6 +56,8 @@ def create_app(deployment: Deployment, settings: Settings) -> FastAPI:
     app.state.deployment, app.state.settings = deployment, settings
     app.include_router(operation)
     app.include_router(api.router)
+    if settings.playground:
+        app.include_router(playground.router)
     return app
 
 

@@ -54,6 +54,10 @@ class Deployment:
         policies = sorted(self.config.selectable | {self.config.policy.name})
         return [self.entry, *(f"{self.entry}:{policy}" for policy in policies), *self.config.models]
 
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template.exists
+
     def target(self, model: str) -> Target:
         """Where requests for this `model` go.
 
@@ -95,13 +99,17 @@ class ChatTemplate:
         if text is not None:
             self._tokenizer.chat_template = text
 
+    @property
+    def exists(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The prompt's text, with the beginning of the assistant's answer.
 
         Raises:
             ApiError: 400.
         """
-        if self._tokenizer.chat_template is None:
+        if not self.exists:
             raise refused(
                 "messages",
                 "the tokenizer of this deployment has no chat template; use /v1/completions, or start the server with "
