@@ -18,9 +18,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tokenrouter.metrics_page import fresh_scrape
 from tools.errors import reported
 from tools.load import ClosedLoop, read_prompts, request_bytes
-from tools.metrics import fresh_scrape
 from tools.openai_server import OpenAiServer
 from tools.progress import LateProgress
 from tools.tritonserver.server import TritonServer

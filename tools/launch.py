@@ -19,10 +19,10 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from tokenrouter.direct_http import http_open
 from tokenrouter.repository import Repository
 from tools.errors import complain, reported
 from tools.openai_server import OpenAiServer
-from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import find_installation
 from tools.tritonserver.ports import Ports, usable_port
 from tools.tritonserver.server import TritonServer

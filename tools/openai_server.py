@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.tritonserver.http import http_open
+from tokenrouter.direct_http import http_open
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import usable_port
 from tools.tritonserver.server import TritonServer

@@ -16,8 +16,8 @@ import typer
 
 from perf.command import run
 from perf.emulated.repository import write_emulated_repository
+from tokenrouter.metrics_page import Scrape, scrape
 from tools.load import ClosedLoop, LoadError, request_bytes
-from tools.metrics import Scrape, scrape
 from tools.tritonserver.server import TritonServer
 
 _NAME = "tokenrouter_handoff_seconds"

@@ -10,9 +10,9 @@ from statistics import fmean
 
 from perf.emulated.deployment import EmulatedDeployment
 from perf.serving.window import ENTRY, Window, between, mark
+from tokenrouter.metrics_page import scrape
 from tools.dtmc.profile import Profile
 from tools.load import ClosedLoop, LoadError, request_bytes
-from tools.metrics import scrape
 from tools.tritonserver.server import TritonServer
 
 PROMPT = "abcdefgh"

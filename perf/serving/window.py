@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from tools.metrics import TAKEN, Scrape, fresh_scrape
+from tokenrouter.metrics_page import TAKEN, Scrape, fresh_scrape
 from tools.tritonserver.server import TritonServer
 
 ENTRY = "tokenrouter"

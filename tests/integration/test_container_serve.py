@@ -19,7 +19,7 @@ from urllib.request import Request
 import pytest
 
 from tests.support.waiting import until
-from tools.tritonserver.http import http_open
+from tokenrouter.direct_http import http_open
 from tools.tritonserver.installation import find_installation
 from tools.tritonserver.ports import free_port
 

@@ -13,8 +13,8 @@ from perf.emulated.repository import write_emulated_repository
 from tests.support.grpc_calls import GrpcStream, Message
 from tests.support.waiting import PATIENCE_S, metric, until, wait_idle
 from tests.support.watch import WATCH
+from tokenrouter.metrics_page import Scrape, fresh_scrape, scrape
 from tools.load import Stream, request_bytes
-from tools.metrics import Scrape, fresh_scrape, scrape
 from tools.profile.__main__ import profile_text
 from tools.tritonserver.server import TritonServer
 

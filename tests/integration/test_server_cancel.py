@@ -11,7 +11,7 @@ import pytest
 from tests.support.grpc_calls import GrpcStream
 from tests.support.http_calls import HttpStream, answer
 from tests.support.waiting import metric, until
-from tools.metrics import busy
+from tokenrouter.metrics_page import busy
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

@@ -9,11 +9,13 @@ from typing import Any
 import grpc
 import pytest
 import tritonclient.grpc as grpcclient
+from typer.testing import CliRunner
 
 from tests.support.grpc_calls import GrpcStream, grpc_stream, unary
 from tests.support.http_calls import answer, generate, stream
 from tests.support.repositories import END_ID
 from tests.support.waiting import until, wait_idle
+from tokenrouter.cli import app as cli
 from tokenrouter.client import infer_input
 from tools.tritonserver.server import TritonServer
 
@@ -273,3 +275,13 @@ def test_callback_client_of_tritonclient(shared: TritonServer, model: str, wants
     assert text == ("hello" if wants_stream else "hellohello")
     # Only what was asked for is sent.
     assert all(result.as_numpy("output_ids") is None for result, _ in results)
+
+
+def test_top_shows_what_runs(shared: TritonServer) -> None:
+    answer(shared, text_input="abc", max_tokens=8)
+    shown = CliRunner().invoke(
+        cli, ["top", "--metrics-url", shared.metrics_url, "--looks", "1"], env={"COLUMNS": "200"}
+    )
+    assert shown.exit_code == 0, shown.output
+    rows = {line.split()[0] for line in shown.output.splitlines() if line.strip()}
+    assert {"entry", "tokenrouter", "model", "small", "large"} <= rows

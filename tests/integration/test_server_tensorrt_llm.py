@@ -20,9 +20,9 @@ from tests.contract.double import double_environment
 from tests.support.http_calls import HttpStream, answer, refusal
 from tests.support.waiting import until
 from tests.support.watch import WATCH
+from tokenrouter.metrics_page import busy, scrape
 from tokenrouter.offline import TokenRouter
 from tools.demo_models.task import load_problems
-from tools.metrics import busy, scrape
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration

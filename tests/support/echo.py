@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.request import Request
 
 from tests.support.waiting import PATIENCE_S
-from tools.tritonserver.http import http_open
+from tokenrouter.direct_http import http_open
 from tools.tritonserver.server import TritonServer
 
 WriteModel = Callable[..., Path]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import psutil
 
-from tools.metrics import busy, scrape
+from tokenrouter.metrics_page import busy, scrape
 from tools.tritonserver.server import TritonServer
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.commands import run
 from tokenrouter.errors import InvalidRequest
+from tokenrouter.metrics_page import scrape
 from tools.errors import CommandError, reported
 from tools.markdown import markdown
-from tools.metrics import scrape
 from tools.progress import LateProgress, counted
 
 REFUSED = (CommandError("no [such] thing"), InvalidRequest("no"), FileNotFoundError(2, "gone", "x"), KeyError("also"))

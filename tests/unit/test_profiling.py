@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from tokenrouter.metrics_page import Scrape
 from tokenrouter.statistics import END, MOST_FITTED_EXTENDED, StepTimes
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.solve import solve
-from tools.metrics import Scrape
 from tools.profile.__main__ import look, profile_text
 from tools.profile.measured import evaluate
 from tools.profile.steps import MIN_STEPS, fit, read_sums

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from perf.emulated.repository import write_emulated_repository
+from tokenrouter.metrics_page import TAKEN, Scrape
 from tools.build_repository.spec import BatchingSpec
 from tools.build_repository.tuning import plan_edits, write_edits
 from tools.dtmc.profile import parse_profile
-from tools.metrics import TAKEN, Scrape
 from tools.tune.__main__ import Row, table_of
 from tools.tune.measure import predicted, rate, read_thresholds, working_copy
 

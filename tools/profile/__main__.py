@@ -19,12 +19,12 @@ from urllib.error import URLError
 
 import typer
 
+from tokenrouter.metrics_page import Scrape, scrape
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.network import build_network
 from tools.dtmc.profile import Profile, parse_profile
 from tools.errors import reported
 from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
-from tools.metrics import Scrape, scrape
 from tools.profile.measured import evaluate, to_yaml
 from tools.progress import LateProgress
 

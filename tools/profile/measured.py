@@ -8,9 +8,9 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
+from tokenrouter.metrics_page import Scrape
 from tokenrouter.yaml_files import parse_yaml
 from tools.dtmc.errors import ProfileError
-from tools.metrics import Scrape
 from tools.profile.routes import Row, entry_model, read_rows
 from tools.profile.steps import StepFit, fit, read_sums
 

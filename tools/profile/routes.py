@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tokenrouter.metrics_page import Scrape
 from tokenrouter.statistics import END
-from tools.metrics import Scrape
 
 DIGITS = 6
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tools.metrics import Scrape
+from tokenrouter.metrics_page import Scrape
 
 MIN_STEPS = 10
 """Fewer steps of a batch size say little; it is left out, unless all have fewer."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from urllib.error import URLError
 
+from tokenrouter.direct_http import http_open
 from tools.tritonserver import log
-from tools.tritonserver.http import http_open
 from tools.tritonserver.installation import Installation, LaunchError, assemble_backends, find_installation
 from tools.tritonserver.ports import Ports
 from tools.tritonserver.processes import Processes

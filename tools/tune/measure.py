@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenrouter.batcher import Batching
+from tokenrouter.metrics_page import TAKEN, Scrape, fresh_scrape
 from tokenrouter.repository import Repository
 from tools.dtmc.errors import ThresholdError, TooLarge
 from tools.dtmc.profile import Profile
 from tools.dtmc.solve import solve
 from tools.load import ClosedLoop, in_turn, stages
-from tools.metrics import TAKEN, Scrape, fresh_scrape
 from tools.tritonserver.server import TritonServer
 
 WARM_UP_S = 1.5

@@ -1,4 +1,4 @@
-"""The command line: `tokenrouter generate "..."`."""
+"""The command line: `tokenrouter generate "..."` and `tokenrouter top`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,29 @@ def generate(
         pieces = _offline(offline, model, prompt, fields) if offline else _server(url, model, prompt, fields)
         _print(pieces, stream=stream)
     except RouterError as exc:
-        Console(stderr=True).print(Text(f"error: {exc}", style="bold red"))
-        raise typer.Exit(2) from exc
+        raise _refused(exc) from exc
+
+
+@app.command()
+def top(
+    metrics_url: Annotated[str, typer.Option(help="Triton's metrics page.")] = "http://127.0.0.1:8002/metrics",
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    looks: Annotated[int | None, typer.Option(min=1, help="End after so many looks; default: at Ctrl-C.")] = None,
+) -> None:
+    """Shows what a server does now: batches, thresholds, KV, hand-offs, queue."""
+    from tokenrouter.top import watch
+
+    try:
+        watch(metrics_url, interval, looks=looks, console=Console(), sleep=time.sleep)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except RouterError as exc:
+        raise _refused(exc) from exc
+
+
+def _refused(exc: RouterError) -> typer.Exit:
+    Console(stderr=True).print(Text(f"error: {exc}", style="bold red"))
+    return typer.Exit(2)
 
 
 Piece = tuple[str, str, int, "dict[str, Any] | None"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from perf.load.soak.clients import Clients, Served, Workload
 from perf.load.soak.memory import Growth, Sample, Watch, growth
-from tools.metrics import busy
+from tokenrouter.metrics_page import busy
 from tools.tritonserver.server import TritonServer
 
 _IDLE_S = 20.0

@@ -1,8 +1,8 @@
 """The orchestrator: admits requests, relays their hand-offs, owns what was written, and tells clients.
 
-A state machine without I/O or clock. The shell calls `submit`, `cancel`, `receive`, `disconnected`, `stop_at` and `tick`
-with the time; messages to subservers collect in `outbox`, and `take_updates` gives the news for clients. Send the
-outbox first: hand-offs are urgent, and tokens become text only when updates are taken.
+A state machine without I/O or clock. The shell calls `submit`, `cancel`, `receive`, `disconnected`, `stop_at` and
+`tick` with the time; messages to subservers collect in `outbox`, and `take_updates` gives the news for clients. Send
+the outbox first: hand-offs are urgent, and tokens become text only when updates are taken.
 
 Who owns what, and so where to look: `lifecycle` what can happen to a request (a table), `admission` who waits and who
 may run, `transcript` what was written, `generation` one request with its way through the models. Here they meet: what

@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tokenrouter.batcher import WaitUntil
+from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import ConfigError, InvalidRequest, ProtocolError, RouterError
 from tokenrouter.messages import (
@@ -113,6 +113,16 @@ class Subserver:
     def residents(self) -> int:
         """Requests that decode here now."""
         return sum(each.resident for peer in self._all_peers() for each in list(peer.sequences.values()))
+
+    @property
+    def batching(self) -> Batching:
+        """How the model batches."""
+        return self._runner.batching
+
+    @property
+    def threshold(self) -> int:
+        """The threshold now in force, B of `in_flight`."""
+        return self._runner.threshold(self.in_flight)
 
     def _all_peers(self) -> list[_Peer]:
         """A copy, because the thread that publishes metrics asks while peers come and go."""

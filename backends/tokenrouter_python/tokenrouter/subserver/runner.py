@@ -42,15 +42,21 @@ class Runner(ABC, Generic[E_co]):
         clock_ns: CLOCK_MONOTONIC in ns; only used for statistics and the times of reports.
 
     Attributes:
+        batching: as given.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
     """
 
     def __init__(self, engine: E_co, batching: Batching, *, clock_ns: Callable[[], int]) -> None:
         self.engine = engine
+        self.batching = batching
         self.statistics = SubserverStatistics()
         self.idle_since_ns = 0
         self._waiting: DelayedBatcher[ModelSequence] = DelayedBatcher(batching, max_batch=engine.info.max_batch)
         self._clock_ns = clock_ns
+
+    def threshold(self, in_flight: int) -> int:
+        """B(n), never more than a batch can hold."""
+        return self._waiting.threshold(in_flight)
 
     def admit(self, sequence: ModelSequence, *, kv_tokens: int) -> None:
         """Leases KV for at most `kv_tokens` tokens.

@@ -83,6 +83,10 @@ class SubserverMetrics:
         series.gauge("tokenrouter_open_requests", "Requests that hold KV at the model", subserver.open_sequences)
         series.gauge("tokenrouter_residents", "Requests that decode at the model", subserver.residents)
         series.gauge("tokenrouter_model_in_flight", "Requests in flight as the model knows", subserver.in_flight)
+        series.gauge("tokenrouter_batch_threshold", "Threshold of delayed batching in force", subserver.threshold)
+        for n, threshold in subserver.batching.by_in_flight.items():
+            label = {"in_flight": str(n)}
+            series.gauge("tokenrouter_batch_threshold_from", "Threshold from so many in flight on", threshold, **label)
         series.counter("tokenrouter_visits", "Visits begun", numbers.visits)
         series.counter("tokenrouter_handoffs_in", "Requests handed to the model", numbers.handoffs_in)
         series.counter("tokenrouter_handoffs_out", "Requests handed away", numbers.handoffs_out)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tools.tritonserver.http import http_open
+from tokenrouter.direct_http import http_open
 
 TAKEN = "tokenrouter_statistics_seconds"
 """Gauge of every model: when its numbers were taken, in seconds of the host's monotonic clock. Published last."""
