@@ -106,6 +106,14 @@ def test_a_requests_own_limit_covers_waiting_and_running(shared: TritonServer, m
     assert 20 < sum(len(message.ids) for message in messages) < FOREVER
 
 
+@pytest.mark.parametrize("model", ["tokenrouter", "ensemble", "small"])
+def test_a_limit_in_the_body_of_generate(shared: TritonServer, model: str) -> None:
+    """Triton's HTTP front end makes a custom parameter of it, and none of its own."""
+    reply = answer(shared, model, text_input=PROMPT, max_tokens=FOREVER, end_id=-1, timeout=800_000)
+    assert reply["finish_reason"] == "timeout"
+    assert 20 < len(reply["output_ids"]) < FOREVER
+
+
 def test_a_requests_own_limit_in_the_queue(shared: TritonServer) -> None:
     with LongRequest(shared, "narrow"):
         started = time.monotonic()

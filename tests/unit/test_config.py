@@ -13,6 +13,7 @@ from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
+from tokenrouter.request import Defaults
 
 
 def model_config(batching: dict[str, Any] | None = None, **parameters: str) -> dict[str, Any]:
@@ -58,6 +59,7 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
         selectable_policies="single, random",
         max_inflight="3",
         connect_timeout_ms="250",
+        defaults='{"max_tokens": 256, "exclude_input_in_output": true}',
         end_ids="1, 2",
         allow_added_tokens="true",
         allow_special_tokens="true",
@@ -67,6 +69,7 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
     assert config.selectable == {"single", "random"}
     assert (config.max_inflight, config.connect_timeout_ns, config.end_ids) == (3, 250_000_000, (1, 2))
     assert (config.allow_added_tokens, config.allow_special_tokens) == (True, True)
+    assert config.defaults == Defaults(256, add_special_tokens=True, exclude_input_in_output=True)
     assert config.queue == EntryQueuePolicy(7, 500_000_000, reject=False, allow_timeout_override=False)
 
 
@@ -80,6 +83,8 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
         pytest.param({"max_inflight": "0"}, "parameter max_inflight is '0'; .* at least 1", id="zero"),
         pytest.param({"max_inflight": "many"}, "parameter max_inflight is 'many'", id="no-number"),
         pytest.param({"connect_timeout_ms": "-1"}, "parameter connect_timeout_ms is '-1'", id="negative"),
+        pytest.param({"defaults": '{"max_tokens": 0}'}, "parameter defaults is .*; it is a JSON object", id="default"),
+        pytest.param({"defaults": '{"top_k": 5}'}, "parameter defaults is .*; it is a JSON object", id="no-default"),
         pytest.param({"end_ids": "eos"}, "parameter end_ids is 'eos'", id="no-ids"),
         pytest.param({"end_ids": "5,-1"}, "parameter end_ids is '5,-1'", id="negative-id"),
         pytest.param({"allow_special_tokens": "true"}, "allow_special_tokens needs end_ids", id="special-tokens"),

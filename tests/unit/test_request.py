@@ -11,7 +11,7 @@ from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
 from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import PolicyCache, PolicyContext
-from tokenrouter.request import MAX_INT32, MAX_SEED, Limits, RequestBuilder, RequestFields
+from tokenrouter.request import MAX_INT32, MAX_SEED, Defaults, Limits, RequestBuilder, RequestFields
 
 TOKENIZER = byte_tokenizer()
 
@@ -49,7 +49,7 @@ def build(**fields: Any) -> Any:
         pytest.param({"temperature": math.inf}, "temperature is inf", id="temperature-infinite"),
         pytest.param({"temperature": -1.0}, "temperature is -1.0; .* at least 0", id="temperature-negative"),
         pytest.param({"top_p": math.nan}, "top_p is nan", id="top-p-nan"),
-        pytest.param({"top_p": 0.0}, r"top_p is 0.0; it lies in \(0, 1\]", id="top-p-zero"),
+        pytest.param({"top_p": -0.5}, r"top_p is -0.5; it lies in \(0, 1\], and 0 turns it off", id="top-p-negative"),
         pytest.param({"top_p": 1.0000001}, "top_p is 1.0000001", id="top-p-above-one"),
         pytest.param({"top_p": -math.inf}, "top_p is -inf", id="top-p-infinite"),
         pytest.param({"top_k": -1}, "top_k is -1", id="top-k-negative"),
@@ -85,6 +85,8 @@ def test_a_request_without_options_is_greedy_and_ends_at_the_models_end() -> Non
     ("fields", "temperature"),
     [
         pytest.param({}, 0.0, id="nothing-asked"),
+        pytest.param({"top_p": 0.0, "top_k": 0}, 0.0, id="filters-that-are-off"),
+        pytest.param({"top_p": 0.0, "top_k": 5}, 1.0, id="one-filter-is-off"),
         pytest.param({"top_p": 0.9}, 1.0, id="top-p-alone-samples"),
         pytest.param({"top_k": 5}, 1.0, id="top-k-alone-samples"),
         pytest.param({"temperature": 0.0, "top_p": 0.9}, 0.0, id="zero-is-greedy"),
@@ -100,6 +102,8 @@ def test_sampling_begins_where_any_of_its_options_is_given(fields: dict[str, Any
     [
         pytest.param({"max_tokens": MAX_INT32}, "max_tokens", MAX_INT32, id="largest-max-tokens"),
         pytest.param({"top_k": 10**9}, "top_k", 10**9, id="huge-top-k"),
+        pytest.param({"top_k": 0, "temperature": 0.5}, "top_k", 0, id="top-k-off"),
+        pytest.param({"top_p": 0.0, "temperature": 0.5}, "top_p", 1.0, id="top-p-off"),
         pytest.param({"seed": 0}, "seed", 0, id="seed-zero"),
         pytest.param({"seed": MAX_SEED}, "seed", MAX_SEED, id="largest-seed"),
         pytest.param({"end_id": -1}, "end_ids", (), id="no-end"),
@@ -280,6 +284,35 @@ def test_token_ids_are_taken_as_they_are() -> None:
     request = build(input_ids=[32, END_ID, 33])
     assert request.tokens == [32, END_ID, 33]
     assert request.prompt == "AB"
+
+
+# --- defaults ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_deployments_defaults_hold_for_what_is_left_out() -> None:
+    made = builder(defaults=Defaults(max_tokens=7))
+    assert made.build(RequestFields(text_input="hi")).sampling.max_tokens == 7
+    assert made.build(RequestFields(text_input="hi", max_tokens=3)).sampling.max_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "begins"), [(True, None, True), (False, None, False), (False, True, True)]
+)
+def test_special_tokens_by_default(default: bool, asked: bool | None, begins: bool) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["<s>"])
+    bos = tokenizer.token_to_id("<s>")
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
+    made = builder(tokenizer=tokenizer, vocab_size=bos + 1, defaults=Defaults(add_special_tokens=default))
+    for text in ("hi", "<s>hi"):
+        tokens = made.build(RequestFields(text_input=text, max_tokens=1, add_special_tokens=asked)).tokens
+        assert tokens.count(bos) == (1 if begins or text != "hi" else 0)
+
+
+@pytest.mark.parametrize("most", [0, -1, 2**31])
+def test_a_default_that_no_request_could_ask_for_is_refused(most: int) -> None:
+    with pytest.raises(ValueError, match=f"defaults.max_tokens is {most}"):
+        Defaults(max_tokens=most)
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

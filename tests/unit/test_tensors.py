@@ -8,7 +8,7 @@ import pytest
 
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.repository import Repository
-from tokenrouter.request import Limits, RequestFields
+from tokenrouter.request import Defaults, Limits, RequestFields
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
     ENTRY_OUTPUTS,
@@ -17,6 +17,7 @@ from tokenrouter.triton.tensors import (
     CallFields,
     Input,
     read_inputs,
+    read_timeout_us,
 )
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -100,6 +101,40 @@ def test_the_old_name_of_min_tokens_works() -> None:
     assert read(min_length=3)[0].min_tokens == 3
 
 
+def test_the_old_name_of_the_seed_works() -> None:
+    assert read(random_seed=7)[0].seed == 7
+
+
+def test_what_is_not_sent_follows_the_deployments_defaults() -> None:
+    excluded = Defaults(exclude_input_in_output=True)
+    assert read_inputs({}, ENTRY_INPUTS, Limits(), excluded)[1].exclude_input_in_output
+    asked = {"exclude_input_in_output": np.array([[False]])}
+    assert not read_inputs(asked, ENTRY_INPUTS, Limits(), excluded)[1].exclude_input_in_output
+
+
+@pytest.mark.parametrize(
+    ("parameters", "timeout_us"),
+    [("", 0), ("{}", 0), ('{"timeout": 5000}', 5000), ('{"Streaming": false, "triton_enable_empty": true}', 0)],
+)
+def test_request_parameters_that_are_known(parameters: str, timeout_us: int) -> None:
+    assert read_timeout_us(parameters, ENTRY_INPUTS) == timeout_us
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ('{"temprature": 1.0}', "unknown field 'temprature'; did you mean temperature"),
+        ('{"timeout": -1}', "timeout is -1; send microseconds"),
+        ('{"timeout": 0.5}', "timeout is 0.5; send microseconds"),
+        ('{"timeout": true}', "timeout is True; send microseconds"),
+        ('{"timeout": "5"}', "timeout is '5'; send microseconds"),
+    ],
+)
+def test_request_parameters_that_are_refused(parameters: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read_timeout_us(parameters, ENTRY_INPUTS)
+
+
 def test_two_names_of_one_setting_must_agree() -> None:
     assert read(min_length=3, min_tokens=3)[0].min_tokens == 3
     for first, second in [("min_length", "min_tokens"), ("min_tokens", "min_length")]:
@@ -131,6 +166,15 @@ def test_several_rows_are_refused_with_the_remedy(name: str) -> None:
     rows = np.repeat(array(ENTRY_INPUTS[name], "a" if name == "text_input" else 1), 4, axis=0)
     with pytest.raises(InvalidRequest, match=f"one prompt per request: {name} has 4 rows"):
         read_inputs({name: rows}, ENTRY_INPUTS, Limits())
+
+
+@pytest.mark.parametrize("prompt", ["text_input", "input_ids"])
+def test_of_a_batch_the_prompt_is_named(prompt: str) -> None:
+    value = "a" if prompt == "text_input" else 1
+    batch = {name: np.repeat(array(ENTRY_INPUTS[name], 1), 2, axis=0) for name in ("beam_width", "max_tokens")}
+    batch[prompt] = np.repeat(array(ENTRY_INPUTS[prompt], value), 2, axis=0)
+    with pytest.raises(InvalidRequest, match=f"one prompt per request: {prompt} has 2 rows"):
+        read_inputs(batch, ENTRY_INPUTS, Limits())
 
 
 @pytest.mark.parametrize("count", [0, 2])

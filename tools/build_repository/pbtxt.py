@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tokenrouter.config import MAX_BATCH_SIZE
 from tokenrouter.repository import BACKEND
-from tokenrouter.request import Limits
+from tokenrouter.request import Defaults, Limits
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
     ENTRY_OUTPUTS,
@@ -46,6 +46,8 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
     }
     if entry.limits != Limits():
         parameters["limits"] = msgspec.json.encode(entry.limits).decode()
+    if entry.defaults != Defaults():
+        parameters["defaults"] = msgspec.json.encode(entry.defaults).decode()
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
     if entry.end_ids is not None:

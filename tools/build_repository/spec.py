@@ -12,7 +12,7 @@ from tokenrouter.batcher import Batching
 from tokenrouter.config import VERSION_FOLDER, EntryConfig, ModelYaml, SubserverConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
-from tokenrouter.request import Limits
+from tokenrouter.request import Defaults, Limits
 from tokenrouter.yaml_files import load_yaml
 
 GIB = 1 << 30
@@ -41,6 +41,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         routers: trained router by policy: a file, which is copied into the repository, or a folder, which is linked
             there. The one of `policy` becomes its parameter `checkpoint`.
         limits: what one request may hold; see `tokenrouter.request.Limits`.
+        defaults: of fields that a request leaves out; see `tokenrouter.request.Defaults`.
     """
 
     policy: str
@@ -57,6 +58,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_special_tokens: bool = EntryConfig.allow_special_tokens
     queue: QueueSpec = QueueSpec()
     limits: Limits = Limits()
+    defaults: Defaults = Defaults()
 
 
 class BatchingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

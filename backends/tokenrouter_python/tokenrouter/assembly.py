@@ -56,6 +56,7 @@ class Entry:
             policy=config.policy,
             selectable=config.selectable,
             limits=config.limits,
+            defaults=config.defaults,
         )
 
     def hello(self, peer: str, share: str) -> Hello:

@@ -19,7 +19,7 @@ from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
-from tokenrouter.request import Limits
+from tokenrouter.request import Defaults, Limits
 from tokenrouter.yaml_files import load_yaml
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ class EntryConfig:
         queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
             `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `entry_queue`.
         limits: what one request may hold (`limits`, a JSON object with the fields of `request.Limits`).
+        defaults: of fields that a request leaves out (`defaults`, a JSON object with those of `request.Defaults`).
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
@@ -62,6 +63,7 @@ class EntryConfig:
     connect_timeout_ns: int = 30 * 10**9
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
     limits: Limits = field(default_factory=Limits)
+    defaults: Defaults = field(default_factory=Defaults)
     end_ids: tuple[int, ...] | None = None
     allow_added_tokens: bool = False
     allow_special_tokens: bool = False
@@ -310,6 +312,10 @@ def _limits(text: str) -> Limits:
     return msgspec.json.decode(text, type=Limits)
 
 
+def _defaults(text: str) -> Defaults:
+    return msgspec.json.decode(text, type=Defaults)
+
+
 def _thresholds(text: str) -> dict[int, int]:
     return msgspec.json.decode(text, type=dict[int, int])
 
@@ -334,6 +340,7 @@ _ENTRY: dict[str, _Row] = {
     "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
     "connect_timeout_ns": ("connect_timeout_ms", _milliseconds, "milliseconds, at least 1"),
     "limits": ("limits", _limits, 'a JSON object such as {"prompt_bytes": 1048576}'),
+    "defaults": ("defaults", _defaults, 'a JSON object such as {"max_tokens": 256}'),
     "end_ids": ("end_ids", _ids, "a comma-separated list of token ids"),
     "allow_added_tokens": ("allow_added_tokens", _boolean, "true or false"),
     "allow_special_tokens": ("allow_special_tokens", _boolean, "true or false"),

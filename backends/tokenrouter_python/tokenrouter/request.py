@@ -75,6 +75,24 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidRequest(f"{what}; this deployment takes at most {most} (limits.{limit})")
 
 
+class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds for a request of the entry model that leaves a field out.
+
+    Attributes:
+        max_tokens: or None: a request has to name it.
+        add_special_tokens, exclude_input_in_output: as NVIDIA's models have them.
+    """
+
+    max_tokens: int | None = None
+    add_special_tokens: bool = True
+    exclude_input_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what no request could ask for."""
+        if self.max_tokens is not None and not 1 <= self.max_tokens <= MAX_INT32:
+            raise ValueError(f"defaults.max_tokens is {self.max_tokens}; it lies in 1..{MAX_INT32}")
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFields:
     """The fields of one request as the client named them; None means not given. See the README for their meaning.
@@ -84,7 +102,7 @@ class RequestFields:
 
     text_input: str | None = None
     input_ids: Sequence[int] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
@@ -138,6 +156,7 @@ class RequestBuilder:
         policy: the deployment's policy.
         selectable: policies that a client may choose per request.
         limits: of what one request may hold.
+        defaults: of what a request leaves out.
     """
 
     tokenizer: Tokenizer
@@ -146,6 +165,7 @@ class RequestBuilder:
     policy: PolicySpec
     selectable: frozenset[str] = field(default_factory=frozenset)
     limits: Limits = field(default_factory=Limits)
+    defaults: Defaults = field(default_factory=Defaults)
 
     def build(self, fields: RequestFields, *, timeout_ns: int | None = None) -> GenerationRequest:
         """Validates everything that can be known without the models' limits.
@@ -175,7 +195,10 @@ class RequestBuilder:
             return self.tokenizer.decode(tokens, skip_special_tokens=True), tokens
         if not fields.text_input:
             raise InvalidRequest("text_input is empty or missing; send a non-empty prompt (or input_ids)")
-        tokens = encode_prompt(self.tokenizer, fields.text_input, add_special_tokens=fields.add_special_tokens)
+        special = fields.add_special_tokens
+        if special is None:
+            special = self.defaults.add_special_tokens
+        tokens = encode_prompt(self.tokenizer, fields.text_input, add_special_tokens=special)
         if not tokens:
             raise InvalidRequest("text_input gives no token with this model's tokenizer; send some other text")
         if max(tokens) >= self.vocab_size:
@@ -195,8 +218,9 @@ class RequestBuilder:
                 raise InvalidRequest(f"input_ids[{i}] is {token}; token ids lie in [0, {self.vocab_size})")
 
     def _sampling(self, fields: RequestFields, stop_ids: Iterable[int]) -> Sampling:
-        greedy = fields.temperature is None and fields.top_k is None and fields.top_p is None
-        max_tokens = fields.max_tokens
+        # 0 turns a filter off, as if it were not given.
+        greedy = fields.temperature is None and not fields.top_k and not fields.top_p
+        max_tokens = self.defaults.max_tokens if fields.max_tokens is None else fields.max_tokens
         if max_tokens is None:
             raise InvalidRequest("max_tokens is missing; send the most tokens that the response may have")
         _in_range("max_tokens", max_tokens, 1, MAX_INT32)
@@ -207,7 +231,7 @@ class RequestBuilder:
             end_ids=self._end_ids(fields.end_id, stop_ids),
             seed=self._seed(fields.seed),
             temperature=0.0 if greedy else _number("temperature", fields.temperature, 1.0, low=0.0),
-            top_k=_in_range("top_k", 0 if fields.top_k is None else fields.top_k, 0, MAX_INT32),
+            top_k=_in_range("top_k", fields.top_k or 0, 0, MAX_INT32),
             top_p=_top_p(fields.top_p),
             min_tokens=min_tokens,
             repetition_penalty=_penalty("repetition_penalty", fields.repetition_penalty),
@@ -276,10 +300,10 @@ def _number(name: str, value: float | None, default: float, low: float = -math.i
 
 
 def _top_p(value: float | None) -> float:
-    if value is None:
+    if not value:
         return 1.0
     if not 0.0 < value <= 1.0:
-        raise InvalidRequest(f"top_p is {value}; it lies in (0, 1]")
+        raise InvalidRequest(f"top_p is {value}; it lies in (0, 1], and 0 turns it off")
     return float(value)
 
 

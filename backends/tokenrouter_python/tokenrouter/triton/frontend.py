@@ -13,7 +13,7 @@ from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import Input, check_parameters, read_inputs
+from tokenrouter.triton.tensors import Input, read_inputs, read_timeout_us
 
 
 class Frontend:
@@ -58,10 +58,11 @@ class Frontend:
     def _take(self, request: Any, arrived_ns: int) -> None:
         reply = TritonReply(request, self._outputs, self._responder)
         try:
-            check_parameters(request.parameters(), self._inputs)
+            timeout_us = read_timeout_us(request.parameters(), self._inputs) or int(request.timeout())
             tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            fields, call = read_inputs(tensors, self._inputs, self._entry.builder.limits)
-            built = self._entry.builder.build(fields, timeout_ns=self._timeout_ns(request))
+            builder = self._entry.builder
+            fields, call = read_inputs(tensors, self._inputs, builder.limits, builder.defaults)
+            built = builder.build(fields, timeout_ns=self._timeout_ns(timeout_us))
         except RouterError as exc:
             self._loop.refuse(reply, exc)
         except Exception as exc:
@@ -71,8 +72,7 @@ class Frontend:
             self._responder.watch(reply)
             self._loop.submit(built, reply, arrived_ns=arrived_ns)
 
-    def _timeout_ns(self, request: Any) -> int | None:
-        timeout_us = int(request.timeout())
+    def _timeout_ns(self, timeout_us: int) -> int | None:
         if not timeout_us:
             return None
         if not self._entry.config.queue.allow_timeout_override:

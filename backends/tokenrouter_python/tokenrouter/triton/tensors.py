@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.errors import InvalidRequest
-from tokenrouter.request import Limits, RequestFields
+from tokenrouter.request import Defaults, Limits, RequestFields
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ _ROUTED_INPUTS: dict[str, Input] = {
     "presence_penalty": Input("FP32", field="presence_penalty"),
     "frequency_penalty": Input("FP32", field="frequency_penalty"),
     "seed": Input("UINT64", field="seed"),
+    "random_seed": Input("UINT64", field="seed"),
     "return_log_probs": Input("BOOL", field="return_log_probs"),
     "stream": Input("BOOL", field="stream"),
     "return_perf_metrics": Input("BOOL", field="return_perf_metrics"),
@@ -138,11 +139,15 @@ class CallFields:
     return_routing: bool = False
 
 
+_DEFAULTS = Defaults()
+_PROMPTS = ("text_input", "input_ids")
+# What NVIDIA's inflight_batcher_llm_client.py sends beside the tensor `streaming`.
+_IGNORED_PARAMETERS = ("Streaming",)
 _CALL_FIELDS = frozenset(field.name for field in fields(CallFields))
 
 
 def read_inputs(
-    tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Input], limits: Limits
+    tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Input], limits: Limits, defaults: Defaults = _DEFAULTS
 ) -> tuple[RequestFields, CallFields]:
     """The fields of one request.
 
@@ -150,10 +155,12 @@ def read_inputs(
         tensors: arrays by name, with the batch dimension.
         table: what the model declares.
         limits: how many values a list may have; asked before any of them is read.
+        defaults: of what is not sent.
 
     Raises:
         InvalidRequest: names the tensor, its value and the allowed form.
     """
+    _check_one_prompt(tensors)
     request: dict[str, Any] = {}
     call: dict[str, Any] = {}
     for name, array in tensors.items():
@@ -171,30 +178,45 @@ def read_inputs(
                 f"{name} is {value!r}, but another name of {declared.field} says {target[declared.field]!r}"
             )
         target[declared.field] = value
+    call.setdefault("exclude_input_in_output", defaults.exclude_input_in_output)
     return RequestFields(**request), CallFields(**call)
 
 
-def check_parameters(parameters: str, table: Mapping[str, Input]) -> None:
-    """Refuses custom request parameters; Triton makes one of every JSON key of /generate that names no tensor.
+def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
+    """`timeout` among the custom request parameters, in microseconds, or 0; all others are refused.
+
+    Triton makes one of every JSON key of /generate that names no tensor. The `timeout` that its other endpoints know is
+    not among them.
 
     Args:
-        parameters: JSON object as Triton gives it; its own parameters, such as `timeout`, are not in it.
+        parameters: JSON object as Triton gives it.
         table: what the model declares.
 
     Raises:
         InvalidRequest: names the parameter and what it may have been meant for.
     """
-    for name in json.loads(parameters or "{}"):
-        if not name.startswith("triton_"):
+    given = json.loads(parameters or "{}")
+    timeout = given.pop("timeout", 0)
+    for name in given:
+        if not name.startswith("triton_") and name not in _IGNORED_PARAMETERS:
             close = get_close_matches(name, table, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(table)}"
             raise InvalidRequest(f"unknown field {name!r}; {hint}")
+    if type(timeout) is not int or timeout < 0:
+        raise InvalidRequest(f"timeout is {timeout!r}; send microseconds, a whole number of at least 0")
+    return timeout
+
+
+def _check_one_prompt(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Every tensor of a batch has as many rows; the one that is named is the prompt."""
+    for name in (*_PROMPTS, *tensors):
+        array = tensors.get(name)
+        if array is not None and array.ndim > 1 and array.shape[0] != 1:
+            raise InvalidRequest(f"one prompt per request: {name} has {array.shape[0]} rows; send a request for each")
 
 
 def _row(name: str, array: npt.NDArray[Any]) -> list[Any]:
     """All values of the only row."""
-    if array.ndim > 1 and array.shape[0] != 1:
-        raise InvalidRequest(f"one prompt per request: {name} has {array.shape[0]} rows; send a request for each")
     values: list[Any] = array.reshape(-1).tolist()
     return [_text(name, value) for value in values] if array.dtype == np.object_ else values
 
