@@ -223,6 +223,11 @@ class ClosedLoop:
             time.sleep(_POLL_S)
 
     @property
+    def arrivals(self) -> Arrivals:
+        """What came so far; grows while the loop runs."""
+        return self._stream.arrivals
+
+    @property
     def finished(self) -> int:
         return self._stream.arrivals.finished
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 _OF_TORCH = "torchinductor_"
+_OF_PYTHON = "multiprocessing.resource_tracker"  # begins with the first spawned process, and ends with this one
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,7 +36,7 @@ def leftovers(folder: Path) -> list[str]:
     left = [
         f"process {child.pid} ({' '.join(child.cmdline())[:80]})"
         for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
+        if child.status() != psutil.STATUS_ZOMBIE and _OF_PYTHON not in " ".join(child.cmdline())
     ]
     left += map(str, Path("/dev/shm").glob(f"tokenrouter-run-{os.getpid()}-*"))
     left += [str(path) for path in folder.iterdir() if not path.name.startswith(_OF_TORCH)]

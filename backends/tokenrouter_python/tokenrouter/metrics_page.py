@@ -26,6 +26,8 @@ IDLE_GAUGES = (
 """Gauges that are 0 when no model holds or runs anything."""
 
 _POLL_S = 0.02
+_IDLE_S = 20.0
+_SETTLED_S = 1.0
 
 Labels = frozenset[tuple[str, str]]
 
@@ -79,6 +81,17 @@ def busy(url: str) -> dict[str, float]:
     """The `IDLE_GAUGES` that are not 0 on a metrics page, summed over models."""
     page = scrape(url, *IDLE_GAUGES)
     return {name: value for name in IDLE_GAUGES if (value := page.value(name))}
+
+
+def still_busy(url: str) -> dict[str, float]:
+    """`busy` once nobody calls any more; gauges come a little later than things happen, so 0 has to stay."""
+    began_s = idle_since_s = time.monotonic()
+    held: dict[str, float] = {}
+    while (now_s := time.monotonic()) < began_s + _IDLE_S and now_s - idle_since_s < _SETTLED_S:
+        if held := busy(url):
+            idle_since_s = now_s
+        time.sleep(0.1)
+    return held
 
 
 def scrape(url: str, *names: str) -> Scrape:

@@ -10,11 +10,9 @@ from typing import Any
 
 from perf.load.soak.clients import Clients, Served, Workload
 from perf.load.soak.memory import Growth, Sample, Watch, growth
-from tokenrouter.metrics_page import busy
+from tokenrouter.metrics_page import still_busy
 from tools.tritonserver.server import TritonServer
 
-_IDLE_S = 20.0
-_SETTLED_S = 1.0
 _ERROR_LINE = re.compile(r"^E\d{4} .*$", re.MULTILINE)
 
 
@@ -102,7 +100,7 @@ def soak(server: TritonServer, workload: Workload, plan: Plan, report: Callable[
     outcome.errors += [f"process {name} ended" for name in watch.ended]
     outcome.samples = watch.samples
     if not outcome.errors:
-        outcome.held = _held(server)
+        outcome.held = still_busy(server.metrics_url)
         outcome.growth = growth(watch.samples, warm_up_s=plan.warm_up_s, limit=plan.limit)
     outcome.log_errors = _ERROR_LINE.findall(server.log_text()[logged:])
     return outcome
@@ -111,14 +109,3 @@ def soak(server: TritonServer, workload: Workload, plan: Plan, report: Callable[
 def _progress(served: Served, newest: Mapping[str, Sample]) -> str:
     memory = ", ".join(f"{name} {sample.values['rss_mib']:.1f}" for name, sample in newest.items())
     return f"{served.requests.total()} requests, {served.tokens} tokens, MiB: {memory}"
-
-
-def _held(server: TritonServer) -> dict[str, float]:
-    """Gauges that are not 0 although nothing runs. They come a little later than things happen, so 0 has to stay."""
-    began_s = idle_since_s = time.monotonic()
-    held: dict[str, float] = {}
-    while (now_s := time.monotonic()) < began_s + _IDLE_S and now_s - idle_since_s < _SETTLED_S:
-        if held := busy(server.metrics_url):
-            idle_since_s = now_s
-        time.sleep(0.1)
-    return held

@@ -1,0 +1,96 @@
+"""`python -m perf.stall`: how long running streams stand still, and newcomers wait, beside requests that cost much.
+
+Two streams of emulated models (a token every few milliseconds) and a loop of short requests run in a process of their
+own while each attack is sent several times, the same requests at once. `p50` and `max` are of the gaps between two
+messages of a stream; `wait` is the longest of a short request. The row `nothing` is the machine's own noise.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from perf.command import run
+from perf.emulated.repository import write_emulated_repository
+from perf.rows import Columns, report, shown, table
+from perf.stall.attacks import ATTACKS, HEAVY_CHECKPOINT, attack
+from perf.stall.prober import Prober
+from tools.tritonserver.server import TritonServer
+
+_HEAVY = Path("model_repository/large/1")
+_QUIET_S = 1.0
+EVERY = [""]
+
+_SHOWN: Columns = {
+    "attack": ("attack", ""),
+    "took s": ("took_s", ".2f"),
+    "p50 ms": ("gap_p50_ms", ".1f"),
+    "p99 ms": ("gap_p99_ms", ".1f"),
+    "max ms": ("gap_max_ms", ".1f"),
+    "wait ms": ("wait_max_ms", ".0f"),
+    "answer": ("answer", ""),
+}
+
+
+def measure(server: TritonServer, prober: Prober, name: str, *, times: int, at_once: int) -> dict[str, Any]:
+    """The row of one attack."""
+    bodies = [[ATTACKS[name](number * at_once + i) for i in range(at_once)] for number in range(times)]
+    time.sleep(_QUIET_S)
+    began = time.perf_counter()
+    took, answers = 0.0, []
+    for batch in bodies:
+        sent = time.perf_counter()
+        answers += attack(server.http_url, batch)
+        took = max(took, time.perf_counter() - sent)
+        time.sleep(_QUIET_S)
+    ended = time.perf_counter()
+    gaps = 1e3 * np.array(prober.gaps(began, ended))
+    return {
+        "attack": name,
+        "took_s": took,
+        "gap_p50_ms": float(np.percentile(gaps, 50)),
+        "gap_p99_ms": float(np.percentile(gaps, 99)),
+        "gap_max_ms": float(gaps.max()),
+        "wait_max_ms": 1e3 * max(prober.waits(began, ended), default=0.0),
+        "answer": f"{answers[-1].status} {answers[-1].text[:60]}" if answers else "",
+    }
+
+
+def _repository(folder: Path, step_ms: float) -> Path:
+    """Two emulated models, and a folder of weights that clients may name."""
+    entry = {
+        "policy": "single",
+    }
+    write_emulated_repository(folder, step_ms={"small": step_ms, "large": step_ms}, entry=entry)
+    shutil.copytree(_HEAVY, folder / HEAVY_CHECKPOINT)
+    return folder
+
+
+def main(
+    names: Annotated[list[str], typer.Option(help="Attacks to send, by the beginning of their name.")] = EVERY,
+    times: Annotated[int, typer.Option(help="How often each is sent.", min=1)] = 3,
+    at_once: Annotated[int, typer.Option(help="How many at once.", min=1)] = 2,
+    step_ms: Annotated[float, typer.Option(help="Step time of both models.")] = 4.0,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all figures there.")] = None,
+) -> None:
+    rows = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        TritonServer(_repository(Path(folder), step_ms)) as server,
+        Prober(server.grpc_url) as prober,
+    ):
+        for name in ATTACKS:
+            if name.startswith(tuple(names)):
+                rows.append(measure(server, prober, name, times=times, at_once=at_once))
+                print(*shown(rows[-1], _SHOWN).values(), sep=" | ", flush=True)
+    report(rows, table([shown(row, _SHOWN) for row in rows], "stalls"), csv_file=csv_file)
+
+
+if __name__ == "__main__":
+    run(main)
