@@ -238,6 +238,17 @@ def test_key_and_body_limit(shared: TritonServer, shared_repository: Path) -> No
             assert raised.value.status_code == 413
 
 
+def test_a_prompt_over_the_limit_is_refused_before_it_is_read(client: OpenAI) -> None:
+    """Reading it would take seconds, in which nobody else is served."""
+    text = "x" * 2_000_000
+    with pytest.raises(
+        openai.BadRequestError, match=r"prompt has 2000000 bytes; this deployment takes at most 1048576"
+    ):
+        client.completions.create(model="tokenrouter", prompt=text)
+    with pytest.raises(openai.BadRequestError, match="messages has 2000000 bytes"):
+        client.chat.completions.create(model="tokenrouter", messages=[{"role": "user", "content": text}])
+
+
 def test_malformed_bodies(url: str) -> None:
     import httpx2
 

@@ -51,7 +51,7 @@ async def get_model(model: str, request: Request) -> Model:
 async def completions(body: CompletionRequest, request: Request) -> Response:
     body.refuse_unsupported()
     limit = body.max_tokens or _COMPLETION_TOKENS
-    prompts = [_deployment(request).encode(prompt) for prompt in body.prompts]
+    prompts = [await _deployment(request).encode(prompt) for prompt in body.prompts]
     log_probs = body.logprobs is not None
     answer = Answer(body, [_begin(request, body, prompt, limit, log_probs=log_probs) for prompt in prompts])
     return await answered(request, answer.whole, answer.chunks, stream=bool(body.stream))
@@ -61,7 +61,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
     body.refuse_unsupported()
     deployment = _deployment(request)
-    prompt = deployment.encode_chat(_messages(body))
+    prompt = await deployment.encode_chat(_messages(body))
     room = max(1, deployment.context - len(prompt))
     limit = body.max_completion_tokens or body.max_tokens or min(request.app.state.settings.chat_tokens, room)
     answer = ChatAnswer(body, _begin(request, body, prompt, limit, log_probs=bool(body.logprobs)))
