@@ -3,6 +3,7 @@ PYTHON ?= python3
 HTTP_PORT ?= 8000
 GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
+SUPERVISOR_PORT ?= 8003
 OPENAI_PORT ?= 9000
 MODEL_REPOSITORY ?= model_repository
 PIP_ARGS ?=
@@ -30,7 +31,8 @@ $(STAMP): $(LOCKS) pyproject.toml
 
 serve: venv ## Serve the demo repository until Ctrl-C
 	@$(BIN)/python -m tools.launch --model-repository $(MODEL_REPOSITORY) \
-		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) --openai-port $(OPENAI_PORT)
+		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) \
+		--supervisor-port $(SUPERVISOR_PORT) --openai-port $(OPENAI_PORT)
 
 tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
 	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)

@@ -11,6 +11,7 @@ from pathlib import Path
 from tokenrouter.direct_http import http_open
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import usable_port
+from tools.tritonserver.processes import die_with_parent
 from tools.tritonserver.server import TritonServer
 
 _READY_S = 60.0
@@ -55,6 +56,11 @@ class OpenAiServer:
         """Base URL for clients, `/v1` included."""
         return f"http://{self._address}:{self.port}/v1"
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -74,8 +80,14 @@ class OpenAiServer:
         state = f"is not ready after {_READY_S:g} s" if self.is_running() else "ended before it was ready"
         raise LaunchError(f"the OpenAI-compatible server {state}; its own output says why")
 
+    def start(self) -> None:
+        """Starts the process, also anew after it ended; it ends with the thread that called this."""
+        if self._process is not None:
+            self._process.wait()  # it has ended: only its entry in the process table is left
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+
     def __enter__(self) -> OpenAiServer:
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)
+        self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:

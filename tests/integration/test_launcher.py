@@ -58,7 +58,7 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture
 def free_ports() -> list[str]:
-    return ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai-port=0"]
+    return ["--http-port=0", "--grpc-port=0", "--metrics-port=0", "--supervisor-port=0", "--openai-port=0"]
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> str:
@@ -196,13 +196,18 @@ class TestLauncher:
         assert "ValueError: no [weights] here" in output
         assert list(home.iterdir()) == []
 
-    def test_end_of_the_server_ends_it(self, write_model: WriteModel, free_ports: list[str], home: Path) -> None:
-        with launcher(f"--model-repository={write_model()}", *free_ports, home=home) as process:
+    def test_gives_up_with_exit_code_1_when_too_much_dies(
+        self, write_model: WriteModel, free_ports: list[str], home: Path
+    ) -> None:
+        arguments = (f"--model-repository={write_model()}", "--restart-limit=1", "--restart-window=600")
+        with launcher(*arguments, *free_ports, home=home) as process:
             read_until(process, "Ctrl-C stops")
+            server_of(process).kill()
+            read_until(process, "tritonserver is back")
             server_of(process).kill()
             output = process.communicate(timeout=PATIENCE_S)[0]
         assert process.returncode == 1
-        assert "ended by itself" in output
+        assert "giving up: 2 events in 600 s, the last: tritonserver ended" in output
         assert list(home.iterdir()) == []
 
     def test_kill_9_takes_the_server_with_it_and_the_next_start_removes_the_rest(

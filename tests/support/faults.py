@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -37,6 +38,20 @@ class RaisesAt(Alternating):
     def route(self, batch: RouteBatch) -> Destinations:
         if max(batch.positions) >= self.params.position:
             raise RuntimeError("boom")
+        return super().route(batch)
+
+
+class HangsAt(Alternating):
+    """`route` never returns at a position."""
+
+    name = "hangs_at"
+
+    class Params(PolicyParams):
+        position: int = 5
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        if max(batch.positions) >= self.params.position:
+            time.sleep(3600.0)
         return super().route(batch)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tools.launch import Refused, first_response
+from tools.launch.greeting import Refused, first_response
 
 
 @pytest.mark.parametrize(

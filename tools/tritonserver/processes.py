@@ -1,12 +1,14 @@
-"""tritonserver and the processes that it starts, one for every Python model."""
+"""tritonserver and the processes that it starts, one for every Python model, and the workers that those start."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,21 +16,24 @@ import psutil
 
 _PR_SET_PDEATHSIG = 1
 _KILL_S = 10.0
+_LOOK_S = 0.1
 _libc = ctypes.CDLL(None)
 
 
 class Processes:
-    """Started at once; dies with the thread that started it, and leaves no child behind when it is ended.
+    """Started at once; dies with the thread that started it, and leaves no process behind when it is ended.
 
     Args:
         command: the server's command line.
         env: its whole environment.
         log: file that takes its output.
         keep: a descriptor that stays open in all of them.
+        mark: a variable of `env` whose value no other server has. All processes inherit it, so they are found by it,
+            whoever their parent is by now.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: int) -> None:
-        self._known: dict[int, psutil.Process] = {}
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: int, *, mark: str) -> None:
+        self._mark = (mark, env[mark])
         self._exit_code: int | None = None
         self._server = subprocess.Popen(
             command,
@@ -37,7 +42,7 @@ class Processes:
             stderr=subprocess.STDOUT,
             env=env,
             pass_fds=(keep,),
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
             start_new_session=True,
         )
 
@@ -49,63 +54,102 @@ class Processes:
         """Whether the server itself lives."""
         return self._server.poll() is None
 
-    def look(self) -> None:
-        """Notes the children that there are now, so that none outlives the server."""
-        if self.is_running():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(self.pid).children(recursive=True):
-                    self._known.setdefault(process.pid, process)
-
     def stubs(self) -> dict[str, int]:
-        """Process ids of the models' living Python processes, by model."""
-        self.look()
+        """Process ids of the models' living Python processes, by model; the newest of each."""
         pids = {}
-        for pid, process in self._known.items():
-            command = _command(process)
-            if _is_alive(process) and len(command) > 1 and command[1].endswith("/model.py"):
-                pids[Path(command[1]).parent.parent.name] = pid
+        for pid in sorted(children(self.pid)):
+            if model := model_of(pid):
+                pids[model] = pid
         return pids
 
-    def end(self, patience_s: float) -> int:
-        """SIGTERM, a bounded wait, SIGKILL by process id; then kills what is left. Returns the server's exit code."""
+    def end(self, patience_s: float, *, hangs: bool = False) -> int:
+        """SIGTERM, a bounded wait, SIGKILL by process id; then kills what is left. Returns the server's exit code.
+
+        Args:
+            patience_s: how long the server may take; 0 kills it at once.
+            hangs: the server waits for requests of a process that died, and will not end by itself. So it is killed as
+                soon as its models have ended, and that counts as exit code 0.
+        """
         if self._exit_code is None:
-            self.look()
-            self._exit_code = self._end_server(patience_s)
-            self._kill_children()
+            self._exit_code = self._end_server(patience_s, hangs)
+            self._kill(self._rest)
         return self._exit_code
 
-    def _end_server(self, patience_s: float) -> int:
-        if self.is_running():
+    def kill_orphans(self) -> None:
+        """Ends processes of this server that are no longer below it: workers of a model that died hold its GPU."""
+        self._kill(lambda: [process for process in self._rest() if not self._is_below(process)])
+
+    def _end_server(self, patience_s: float, hangs: bool) -> int:
+        if not self.is_running():
+            return self._server.wait()
+        if patience_s > 0:
             self._server.send_signal(signal.SIGTERM)
-            try:
-                # Triton looks once a second whether its models have ended, and then needs some time itself.
-                self._server.wait(patience_s + _KILL_S)
-            except subprocess.TimeoutExpired:
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self._server.wait(_LOOK_S)
+            if hangs and not self.stubs():
                 self._server.kill()
+                self._server.wait()
+                return 0
+        self._server.kill()
         return self._server.wait()
 
-    def _kill_children(self) -> None:
-        left = [process for process in self._known.values() if _is_alive(process)]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=_KILL_S)
+    def _kill(self, whom: Callable[[], list[psutil.Process]]) -> None:
+        """Until none is found: one that was being started when we looked is found the next time."""
+        end = time.monotonic() + _KILL_S
+        while (left := whom()) and time.monotonic() < end:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1.0)
+
+    def _is_below(self, process: psutil.Process) -> bool:
+        try:
+            return self.pid in (process.pid, *(parent.pid for parent in process.parents()))
+        except psutil.NoSuchProcess:
+            return True
+
+    def _rest(self) -> list[psutil.Process]:
+        name, value = self._mark
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                # A process that has ended has no environment, somebody else's is hidden.
+                if process.pid != os.getpid() and process.environ().get(name) == value:
+                    found.append(process)
+        return found
 
 
-def _command(process: psutil.Process) -> list[str]:
+def children(pid: int) -> list[int]:
+    """As the kernel lists them; psutil reads every process of the machine instead."""
+    found: list[int] = []
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return found
+
+
+def model_of(pid: int) -> str | None:
+    """The model whose stub this process is; None for another one, and for one that only waits to be reaped."""
     try:
-        return list(process.cmdline())
-    except psutil.Error:
-        return []
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    if len(command) > 1 and command[1].endswith(b"/model.py"):
+        return Path(os.fsdecode(command[1])).parent.parent.name
+    return None
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; one without would be ended by it."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Asks the kernel to send SIGTERM when the launcher dies, however it dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -7,10 +7,12 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tokenrouter.deadline import write_deadline
 from tools.tritonserver.installation import LaunchError
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -40,6 +42,11 @@ class RunDirectory:
     def memory_prefix(self) -> str:
         """How the names of its files in /dev/shm begin."""
         return _memory_prefix(self.path)
+
+    def announce_end(self, seconds: float) -> None:
+        """Tells the models by when responses have to end; see `tokenrouter.deadline`."""
+        if self.channel.is_dir():
+            write_deadline(self.channel, time.monotonic_ns() + round(seconds * 1e9))
 
     @classmethod
     def create(cls) -> RunDirectory:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from urllib.error import URLError
+from urllib.error import HTTPError
 
+from tokenrouter.channel.unix import RUNTIME_DIR_VARIABLE
 from tokenrouter.direct_http import http_open
 from tools.tritonserver import log
 from tools.tritonserver.installation import Installation, LaunchError, assemble_backends, find_installation
 from tools.tritonserver.ports import Ports
 from tools.tritonserver.processes import Processes
+from tools.tritonserver.repository_api import HEADER, RESTRICTED, RepositoryApi
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
 
 _POLL_S = 0.1
+# What models get beyond the time for requests, to end responses that are cut short; and what the server gets to unload
+# them. It ends as soon as it has; on a busy machine that takes a while.
+_ANSWER_S = 5
+_WIND_UP_S = 20
+_KILL_S = 5.0
 
 
 @dataclass(eq=False)
@@ -36,7 +44,8 @@ class TritonServer:
         env: added to the server's environment.
         extra_args: further arguments of tritonserver.
         ready_timeout_s: how long `start` waits.
-        exit_timeout_s: how long running requests may take when it stops.
+        exit_timeout_s: how long running requests may take when it stops; those that take longer end with an error.
+        admin_key: opens Triton's restricted APIs (`repository_api.RESTRICTED`); a new one for every start if empty.
         wait: called about ten times a second while it starts, for progress; gets the seconds so far.
     """
 
@@ -48,10 +57,12 @@ class TritonServer:
     extra_args: Sequence[str] = ()
     ready_timeout_s: float = 120.0
     exit_timeout_s: int = 10
+    admin_key: str = ""
     wait: Callable[[float], None] = lambda seconds: None
     _processes: Processes | None = field(init=False, default=None)
     _run_dir: RunDirectory | None = field(init=False, default=None)
     _log: str = field(init=False, default="")
+    _key: str = field(init=False, default="")
 
     # --- what callers ask -----------------------------------------------------------------------------------------
 
@@ -90,6 +101,19 @@ class TritonServer:
         """The server's log; goes with the run directory."""
         return self.run_dir / "log"
 
+    @property
+    def admin_headers(self) -> dict[str, str]:
+        """What opens the restricted APIs over HTTP."""
+        return {HEADER: self._key}
+
+    def repository_api(self) -> RepositoryApi:
+        """Loads and unloads models, if the server runs with `--model-control-mode=explicit`."""
+        return RepositoryApi(self.http_url, self._key)
+
+    def is_live(self, *, timeout_s: float) -> bool:
+        """Whether tritonserver answers at all."""
+        return self._answers("live", timeout_s)
+
     def stub_pids(self) -> dict[str, int]:
         """Process ids of the models' living Python processes, by model."""
         return {} if self._processes is None else self._processes.stubs()
@@ -126,17 +150,39 @@ class TritonServer:
         installation = find_installation()
         remove_stale_run_directories()
         self._run_dir = RunDirectory.create()
+        self._key = self.admin_key or secrets.token_hex(16)
         try:
             self._processes = self._spawn(installation, self._run_dir)
             self._wait_until_ready(self._processes)
         except BaseException:
-            self.stop()
+            self.kill()  # nobody's request runs yet
             raise
         return self
 
-    def stop(self) -> int | None:
-        """SIGTERM, a bounded wait, SIGKILL by process id; then removes what is left. Returns the exit code."""
-        code = None if self._processes is None else self._processes.end(self.exit_timeout_s)
+    def stop(self, *, hangs: bool = False) -> int | None:
+        """SIGTERM: running requests get their time. In the end SIGKILL; removes what is left.
+
+        Args:
+            hangs: see `Processes.end`.
+
+        Returns:
+            The server's exit code; None if it never ran.
+        """
+        if self._run_dir is not None:
+            self._run_dir.announce_end(self.exit_timeout_s)
+        return self._end(self.exit_timeout_s + _WIND_UP_S + _KILL_S, hangs=hangs)
+
+    def kill_orphans(self) -> None:
+        """Ends what is left of models whose processes died."""
+        if self._processes is not None:
+            self._processes.kill_orphans()
+
+    def kill(self) -> int | None:
+        """Ends the server with all its processes at once, and removes what is left. Returns the exit code."""
+        return self._end(0.0)
+
+    def _end(self, patience_s: float, *, hangs: bool = False) -> int | None:
+        code = None if self._processes is None else self._processes.end(patience_s, hangs=hangs)
         self.log_text()
         if self._run_dir is not None:
             self._run_dir.remove()
@@ -155,7 +201,8 @@ class TritonServer:
         command = [str(installation.binary), *self._options(backends, run_dir), *self.extra_args]
         with self.log_path.open("ab") as output:
             # The lock of the run directory stays taken while anything of the server lives.
-            return Processes(command, self._environment(installation, run_dir), output, keep=run_dir.lock)
+            environment = self._environment(installation, run_dir)
+            return Processes(command, environment, output, keep=run_dir.lock, mark=RUNTIME_DIR_VARIABLE)
 
     def _options(self, backends: Path, run_dir: RunDirectory) -> list[str]:
         addresses = [f"--{kind}-address={self.host}" for kind in ("http", "grpc", "metrics")]
@@ -165,14 +212,16 @@ class TritonServer:
             # The key "python" takes effect for Python-based backends too; a key with our backend's own name does not.
             f"--backend-config=python,shm-region-prefix-name={run_dir.memory_prefix}",
             "--disable-auto-complete-config",
-            f"--exit-timeout-secs={self.exit_timeout_s}",
+            f"--exit-timeout-secs={self.exit_timeout_s + _WIND_UP_S}",
+            f"--http-restricted-api={RESTRICTED}:{HEADER}={self._key}",
+            f"--grpc-restricted-protocol={RESTRICTED}:{HEADER}={self._key}",
             *addresses,
             *(f"--{kind}-port={port}" for kind, port in vars(self.ports).items()),
         ]
 
     def _environment(self, installation: Installation, run_dir: RunDirectory) -> dict[str, str]:
-        env = {"HF_HUB_OFFLINE": "1", **os.environ, "TOKENROUTER_RUNTIME_DIR": str(run_dir.channel)}
-        env["TOKENROUTER_EXIT_TIMEOUT_S"] = str(self.exit_timeout_s)
+        env = {"HF_HUB_OFFLINE": "1", **os.environ, RUNTIME_DIR_VARIABLE: str(run_dir.channel)}
+        env["TOKENROUTER_EXIT_TIMEOUT_S"] = str(self.exit_timeout_s + _ANSWER_S)
         env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
         if installation.libraries:
             paths = [*map(str, installation.libraries), env.get("LD_LIBRARY_PATH", "")]
@@ -181,8 +230,7 @@ class TritonServer:
 
     def _wait_until_ready(self, processes: Processes) -> None:
         started = time.monotonic()
-        while not self._is_ready():
-            processes.look()
+        while not self._answers("ready", timeout_s=2):
             elapsed = time.monotonic() - started
             if not processes.is_running():
                 raise LaunchError(log.explanation(self.log_text(), "tritonserver ended before it was ready"))
@@ -190,12 +238,14 @@ class TritonServer:
                 raise LaunchError(log.explanation(self.log_text(), f"not ready after {self.ready_timeout_s:g} s"))
             self.wait(elapsed)
             time.sleep(_POLL_S)
-        processes.look()
         self.wait(time.monotonic() - started)
 
-    def _is_ready(self) -> bool:
+    def _answers(self, question: str, timeout_s: float) -> bool:
         try:
-            with http_open(f"{self.http_url}/v2/health/ready", timeout=2) as response:
+            with http_open(f"{self.http_url}/v2/health/{question}", timeout=timeout_s) as response:
                 return int(response.status) == 200
-        except (URLError, OSError):
+        except HTTPError as exc:
+            exc.close()
+            return False
+        except OSError:
             return False

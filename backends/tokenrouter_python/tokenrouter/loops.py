@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from tokenrouter.batcher import WaitUntil
-from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Received
+from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event, Received
 from tokenrouter.channel.framing import check_size
 from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError
 from tokenrouter.messages import (
@@ -29,6 +29,7 @@ from tokenrouter.messages import (
     encode,
 )
 from tokenrouter.orchestrator.machine import Orchestrator, stopping
+from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 
@@ -74,6 +75,7 @@ class DecodingLoop:
         build: makes the subserver; called in the loop's own thread, which then owns the engine.
         carrier: a carrier that listens.
         changed: called in the loop's thread whenever statistics may have changed; cheap.
+        broke: called in the loop's thread when an exception has ended it, after everything is freed.
     """
 
     def __init__(
@@ -82,11 +84,13 @@ class DecodingLoop:
         carrier: Carrier,
         *,
         changed: Callable[[], None] = _nothing,
+        broke: Callable[[], None] = _nothing,
         name: str = "decoding",
     ) -> None:
         self._build = build
         self._carrier = carrier
         self._changed = changed
+        self._broke = broke
         self._stopping = False
         self._built: Future[Subserver] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -111,14 +115,23 @@ class DecodingLoop:
             self._built.set_exception(exc)
             return
         self._built.set_result(subserver)
+        broke = self._turns(subserver)
+        try:
+            self._carrier.close()
+            subserver.engine.shutdown()
+        finally:
+            if broke:
+                self._broke()
+
+    def _turns(self, subserver: Subserver) -> bool:
+        """Until the loop is to stop. Returns whether an exception ended it."""
         try:
             while not self._stopping:
                 self._turn(subserver)
         except Exception:
             log.exception("the decoding loop of %s ended", subserver.name)
-        finally:
-            self._carrier.close()
-            subserver.engine.shutdown()
+            return True
+        return False
 
     def _turn(self, subserver: Subserver) -> None:
         now_ns = time.monotonic_ns()
@@ -126,6 +139,11 @@ class DecodingLoop:
         # Work is at hand, or a time is known, or only a message or the engine's news will wake this thread.
         look_ns = plan.at_ns if isinstance(plan, WaitUntil) else None if plan is None else now_ns
         events = self._carrier.poll(_timeout_s(look_ns, now_ns=now_ns))
+        with subserver.pulse.working():
+            self._work(subserver, events)
+        self._changed()
+
+    def _work(self, subserver: Subserver, events: Iterable[Event]) -> None:
         now_ns = time.monotonic_ns()
         for event in events:
             self._handle(subserver, event, now_ns)
@@ -134,7 +152,6 @@ class DecodingLoop:
             subserver.run_step(plan)
         _send(self._carrier, [(peer, payload) for peer, message in subserver.outbox for payload in _reported(message)])
         subserver.outbox.clear()
-        self._changed()
 
     def _handle(self, subserver: Subserver, event: Connected | Received | Disconnected, now_ns: int) -> None:
         if isinstance(event, Disconnected):
@@ -187,6 +204,10 @@ class OrchestratorLoop:
         carrier: a carrier that dials all its models by name.
         hello: what subservers are told first.
         changed: called in the loop's thread whenever statistics may have changed; cheap.
+        broke: called in the loop's thread when an exception has ended it, after everybody has been told.
+
+    Attributes:
+        pulse: of the loop.
     """
 
     def __init__(
@@ -196,7 +217,10 @@ class OrchestratorLoop:
         *,
         hello: Hello,
         changed: Callable[[], None] = _nothing,
+        broke: Callable[[], None] = _nothing,
     ) -> None:
+        self.pulse = Pulse()
+        self._broke = broke
         self._orchestrator = orchestrator
         self._carrier = carrier
         self._hello = encode(hello)
@@ -245,22 +269,34 @@ class OrchestratorLoop:
             self._drain(time.monotonic_ns())
 
     def _run(self) -> None:
+        broke = self._turns()
+        self._stopping = True
+        for key, reply in self._replies.items():
+            reply.update(Update(key, error=stopping()))
+        self._carrier.close()
+        self._drain(time.monotonic_ns())
+        if broke:
+            self._broke()
+
+    def _turns(self) -> bool:
+        """Until the loop is to stop. Returns whether an exception ended it."""
         try:
             while not self._stopping:
                 self._turn()
         except Exception:
             log.exception("the orchestrator loop ended")
-        finally:
-            self._stopping = True
-            for key, reply in self._replies.items():
-                reply.update(Update(key, error=stopping()))
-            self._carrier.close()
-            self._drain(time.monotonic_ns())
+            return True
+        return False
 
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
         deadline_ns = self._orchestrator.next_deadline_ns()
         events = self._carrier.poll(_timeout_s(deadline_ns, now_ns=now_ns))
+        with self.pulse.working():
+            self._work(events, deadline_ns)
+        self._changed()
+
+    def _work(self, events: Iterable[Event], deadline_ns: int | None) -> None:
         now_ns = time.monotonic_ns()
         for event in events:
             self._handle(event, now_ns)
@@ -268,7 +304,6 @@ class OrchestratorLoop:
         if deadline_ns is not None and now_ns >= deadline_ns:
             self._orchestrator.tick(now_ns=now_ns)
         self._deliver()
-        self._changed()
 
     def _drain(self, now_ns: int) -> None:
         while True:

@@ -90,6 +90,7 @@ class Subserver:
         self.name = name
         self.engine = runner.engine
         self.statistics = runner.statistics
+        self.pulse = runner.pulse
         self.outbox: list[tuple[int, ToOrchestrator]] = []
         self._runner = runner
         self._shares = shares

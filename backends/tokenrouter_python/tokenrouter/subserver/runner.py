@@ -17,6 +17,7 @@ from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
 from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import RouterError
 from tokenrouter.messages import Outcome, ReportRow
+from tokenrouter.pulse import Pulse
 from tokenrouter.statistics import SubserverStatistics
 from tokenrouter.subserver.sequence import ModelSequence
 
@@ -43,6 +44,7 @@ class Runner(ABC, Generic[E_co]):
 
     Attributes:
         batching: as given.
+        pulse: of the loop that runs the visits; steps of the engine do not count as its work.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
     """
 
@@ -50,6 +52,7 @@ class Runner(ABC, Generic[E_co]):
         self.engine = engine
         self.batching = batching
         self.statistics = SubserverStatistics()
+        self.pulse = Pulse()
         self.idle_since_ns = 0
         self._waiting: DelayedBatcher[ModelSequence] = DelayedBatcher(batching, max_batch=engine.info.max_batch)
         self._clock_ns = clock_ns

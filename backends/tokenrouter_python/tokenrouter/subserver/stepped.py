@@ -92,7 +92,9 @@ class SteppingRunner(Runner[Engine]):
     def _step(self, rows: Shares) -> dict[ModelSequence, ReportRow]:
         """Forward pass, sampling, routing; what becomes of every request that got logits."""
         emitting = [sequence for sequence, share in rows if share == sequence.unseen]
-        result = self.engine.step([_engine_row(sequence, share) for sequence, share in rows])
+        engine_rows = [_engine_row(sequence, share) for sequence, share in rows]
+        with self.pulse.excused():
+            result = self.engine.step(engine_rows)
         for sequence, share in rows:
             sequence.kv_length += share
         return self._decide(emitting, result) if emitting else {}

@@ -11,9 +11,13 @@ from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.pulse import Pulse
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import Input, read_inputs, read_timeout_us
+
+# How long Triton may take to accept the last answers of a process that ends itself.
+_ANSWER_S = 5.0
 
 
 class Frontend:
@@ -27,6 +31,7 @@ class Frontend:
         inputs: declared inputs.
         outputs: names of the declared outputs.
         changed: told in the loop's thread whenever statistics may have changed.
+        broke: told in the loop's thread when an exception has ended it and its requests have been answered.
     """
 
     def __init__(
@@ -39,13 +44,17 @@ class Frontend:
         inputs: Mapping[str, Input],
         outputs: frozenset[str],
         changed: Callable[[], None] = lambda: None,
+        broke: Callable[[], None] = lambda: None,
     ) -> None:
         self._entry = entry
         self._inputs = inputs
         self._outputs = outputs
         directory = runtime_dir()
         carrier = UnixCarrier(dial={model: socket_path(directory, model) for model in entry.config.models})
-        self._loop = OrchestratorLoop(orchestrator, carrier, hello=entry.hello(name, share), changed=changed)
+        self._broke = broke
+        self._loop = OrchestratorLoop(
+            orchestrator, carrier, hello=entry.hello(name, share), changed=changed, broke=self._loop_broke
+        )
         self._responder: Responder[TritonReply] = Responder(name, self._loop.cancel)
         self._loop.start()
 
@@ -82,7 +91,20 @@ class Frontend:
             )
         return self._entry.builder.limits.timeout_ns(timeout_us)
 
-    def stop(self) -> None:
-        """Ends the loop; requests that still run are told so."""
+    @property
+    def pulse(self) -> Pulse:
+        """Of the loop."""
+        return self._loop.pulse
+
+    def stop_at(self, at_ns: int) -> None:
+        """All responses have to end by then (`time.monotonic_ns`)."""
+        self._loop.stop_at(at_ns)
+
+    def _loop_broke(self) -> None:
+        self._responder.stop(within_s=_ANSWER_S)
+        self._broke()
+
+    def stop(self, *, within_s: float | None = None) -> None:
+        """Ends the loop; requests that still run are told so, within a time if Triton may not listen any more."""
         self._loop.stop()
-        self._responder.stop()
+        self._responder.stop(within_s=within_s)

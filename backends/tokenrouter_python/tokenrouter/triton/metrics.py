@@ -33,6 +33,11 @@ class _Series:
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
+    def release(self) -> None:
+        """Gives everything back, series before their families: in another order Triton's stub crashes as it ends."""
+        self._metrics.clear()
+        self._families.clear()
+
     def gauge(self, name: str, description: str, value: float, **labels: str) -> None:
         self._publish(name, description, value, labels, pb_utils.MetricFamily.GAUGE)
 
@@ -72,6 +77,10 @@ class SubserverMetrics:
     def __init__(self, model: str) -> None:
         self._series = _Series({"model": model})
         self._model = model
+
+    def release(self) -> None:
+        """Nothing may be published any more."""
+        self._series.release()
 
     def publish(self, subserver: Subserver) -> None:
         taken_s = time.monotonic()
@@ -144,6 +153,10 @@ class OrchestratorMetrics:
     def __init__(self, model: str, orchestrator: Orchestrator) -> None:
         self._series = _Series({"model": model})
         self._orchestrator = orchestrator
+
+    def release(self) -> None:
+        """Nothing may be published any more."""
+        self._series.release()
 
     def publish(self) -> None:
         taken_s = time.monotonic()

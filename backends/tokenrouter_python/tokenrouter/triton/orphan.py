@@ -7,6 +7,7 @@ kernel tells of the death through a pidfd, so nothing is polled.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import select
 import shutil
@@ -16,15 +17,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tokenrouter.channel.unix import runtime_dir
+from tokenrouter.triton import process
 
 _GRACE_S = 1.0
-_REGION_MARK = "shm_region"
 _SERVER_PID = 5
 
 
 def leave_with_parent() -> None:
     """Starts the thread that waits for the server's death; leaves at once if it is dead already."""
-    server = server_pid(_arguments(), os.getppid())
+    server = server_pid(process.arguments(), os.getppid())
     try:
         descriptor = os.pidfd_open(server)
     except ProcessLookupError:
@@ -51,23 +52,15 @@ def server_pid(arguments: Sequence[str], parent: int) -> int:
 
 def _wait(server: int, sockets: Path) -> None:
     select.select([server], [], [])
+    faulthandler.disable()  # Triton's own way out of this often crashes, which would be no news
     # An orderly exit of the stub needs no help and wins the race.
     time.sleep(_GRACE_S)
     _leave(sockets)
 
 
 def _leave(sockets: Path) -> None:
-    for region in _regions():
+    for region in process.regions():
         with contextlib.suppress(OSError):
-            (Path("/dev/shm") / region).unlink()
+            region.unlink()
     shutil.rmtree(sockets, ignore_errors=True)
-    os._exit(1)
-
-
-def _regions() -> list[str]:
-    """Names of the shared-memory regions that Triton gave this process on its command line."""
-    return [argument for argument in _arguments() if _REGION_MARK in argument]
-
-
-def _arguments() -> list[str]:
-    return [os.fsdecode(argument) for argument in Path("/proc/self/cmdline").read_bytes().split(b"\0")]
+    process.leave()

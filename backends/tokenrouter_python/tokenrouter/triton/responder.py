@@ -67,12 +67,12 @@ class Responder(Generic[S]):
             else:
                 waiting.merge(update)
 
-    def stop(self) -> None:
-        """Sends what waits and ends the thread."""
+    def stop(self, *, within_s: float | None = None) -> None:
+        """Sends what waits and ends the thread; within a time, if Triton may not take it any more."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(within_s)
 
     def _run(self) -> None:
         while True:

@@ -16,8 +16,12 @@ import triton_python_backend_utils as pb_utils
 from tokenrouter.assembly import Entry, build_subserver, direct_entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.config import role_of
+from tokenrouter.deadline import DeadlineWatch
+from tokenrouter.errors import ConfigError
 from tokenrouter.loops import DecodingLoop
+from tokenrouter.pulse import Pulse, Watchdog
 from tokenrouter.repository import Repository
+from tokenrouter.triton import process
 from tokenrouter.triton.frontend import Frontend
 from tokenrouter.triton.load_order import turn_to_load
 from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
@@ -28,6 +32,11 @@ from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_IN
 # How long a stopping subserver lets requests finish; the launcher sets it to tritonserver's own exit time-out.
 EXIT_TIMEOUT_VARIABLE = "TOKENROUTER_EXIT_TIMEOUT_S"
 _EXIT_TIMEOUT_S = "30"
+# How long a loop may work on one thing, steps of an engine excepted, before its process is taken for hung and ended.
+HANG_TIMEOUT_VARIABLE = "TOKENROUTER_HANG_TIMEOUT_S"
+_HANG_TIMEOUT_S = "30"
+# How long Triton may take to accept the last answers of a process that ends itself.
+_ANSWER_S = 5.0
 _DRAIN_CHECK_S = 0.05
 # Python's own 5 ms would let a thread that builds a response or a page of metrics delay a hand-off by as much.
 _SWITCH_INTERVAL_S = 1e-4
@@ -47,7 +56,8 @@ class OrchestratorRole:
     def __init__(self, name: str, repository: Repository) -> None:
         entry = Entry(repository.entry(name), repository)
         orchestrator = entry.orchestrator()
-        self._publisher = Publisher(OrchestratorMetrics(name, orchestrator).publish)
+        self._metrics = OrchestratorMetrics(name, orchestrator)
+        self._publisher = Publisher(self._metrics.publish)
         self._frontend = Frontend(
             entry,
             orchestrator,
@@ -56,15 +66,19 @@ class OrchestratorRole:
             inputs=ENTRY_INPUTS,
             outputs=frozenset(ENTRY_OUTPUTS),
             changed=self._publisher.changed,
+            broke=lambda: process.abandon(f"the loop of {name} ended by an exception"),
         )
         self._publisher.changed()
+        self._watched = _Watched(name, self._frontend, self._frontend.pulse)
 
     def execute(self, requests: Sequence[Any]) -> None:
         self._frontend.execute(requests)
 
     def finalize(self) -> None:
+        self._watched.stop()
         self._frontend.stop()
         self._publisher.stop()
+        self._metrics.release()
 
 
 class SubserverRole:
@@ -73,41 +87,91 @@ class SubserverRole:
     def __init__(self, name: str, repository: Repository) -> None:
         config = repository.model(name)
         entry = direct_entry(config, repository)
-        metrics = SubserverMetrics(name)
-        self._publisher = Publisher(lambda: metrics.publish(self._subserver))
+        self._name = name
+        self._frontend: Frontend | None = None
+        self._metrics = SubserverMetrics(name)
+        self._publisher = Publisher(lambda: self._metrics.publish(self._subserver))
         directory = runtime_dir()
         with turn_to_load(name, config.load_after, directory):
             self._loop = DecodingLoop(
                 lambda: build_subserver(config, repository),
                 UnixCarrier(listen=socket_path(directory, name)),
                 changed=self._publisher.changed,
+                broke=self._abandon,
                 name=f"decoding-{name}",
             )
             self._subserver = self._loop.start()
         logging.getLogger(__name__).info("%s: %s", name, self._subserver.engine.info)
-        self._frontend = Frontend(
+        frontend = self._frontend = Frontend(
             entry,
             entry.orchestrator(),
             name=name,
             share="direct",
             inputs=SUBSERVER_INPUTS,
             outputs=frozenset(SUBSERVER_OUTPUTS),
+            broke=lambda: process.abandon(f"the loop for direct calls of {name} ended by an exception"),
         )
+        self._watched = _Watched(name, frontend, self._subserver.pulse, frontend.pulse)
+
+    def _abandon(self) -> None:
+        """The decoding loop ended by an exception: those who called this model directly are told."""
+        if self._frontend is not None:
+            self._frontend.stop(within_s=_ANSWER_S)
+        process.abandon(f"the decoding loop of {self._name} ended by an exception")
 
     def execute(self, requests: Sequence[Any]) -> None:
+        assert self._frontend is not None
         self._frontend.execute(requests)
 
     def finalize(self) -> None:
         """Requests that hold KV here may finish first: Triton unloads all models at once when it stops."""
+        assert self._frontend is not None
         self._drain()
+        self._watched.stop()
         self._frontend.stop()
         self._publisher.stop()
         self._loop.stop()
+        self._metrics.release()
 
     def _drain(self) -> None:
-        end = time.monotonic() + float(os.environ.get(EXIT_TIMEOUT_VARIABLE, _EXIT_TIMEOUT_S))
+        end = time.monotonic() + _seconds(EXIT_TIMEOUT_VARIABLE, _EXIT_TIMEOUT_S)
         while self._subserver.open_sequences and time.monotonic() < end:
             time.sleep(_DRAIN_CHECK_S)
+
+
+class _Watched:
+    """What watches a role from outside its loops: the server's end, and loops that hang.
+
+    Args:
+        name: of the model.
+        frontend: ends its responses when the server says by when.
+        pulses: of its loops.
+
+    Raises:
+        ConfigError: the time-out is no number of seconds.
+    """
+
+    def __init__(self, name: str, frontend: Frontend, *pulses: Pulse) -> None:
+        patience_s = _seconds(HANG_TIMEOUT_VARIABLE, _HANG_TIMEOUT_S)
+        why = f"a loop of {name} has worked on one thing for {patience_s:g} s"
+        self._threads: list[DeadlineWatch | Watchdog] = [DeadlineWatch(runtime_dir(), frontend.stop_at)]
+        if patience_s:
+            self._threads += [Watchdog(pulse, patience_s, lambda: process.abandon(why)) for pulse in pulses]
+
+    def stop(self) -> None:
+        for thread in self._threads:
+            thread.stop()
+
+
+def _seconds(variable: str, default: str) -> float:
+    text = os.environ.get(variable, default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ConfigError(f"{variable} is {text!r}: give a number of seconds, at least 0")
+    return seconds
 
 
 def start_role(args: Mapping[str, str]) -> Role:
@@ -119,6 +183,8 @@ def start_role(args: Mapping[str, str]) -> Role:
     Raises:
         ConfigError: names the file and the field; Triton shows the text as the reason why the model does not load.
     """
+    process.make_private()
+    process.dump_stacks_on_request()
     leave_with_parent()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     logging.basicConfig(level=logging.INFO, handlers=[_TritonLog()], format="%(message)s", force=True)

@@ -1,0 +1,85 @@
+"""Notices a loop that hangs: what it works on now, and since which turn, for a thread that looks.
+
+A loop sleeps, works, or waits for an engine. Only work is bounded: sleep ends when something happens, and a step takes
+as long as it takes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_LOOKS = 20
+"""How often a watchdog looks during the time that it allows."""
+
+
+class Pulse:
+    """Set by the loop's thread, read by others; no lock, each change is one assignment."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+        self._working = False
+
+    @property
+    def work(self) -> int | None:
+        """The number of the piece of work at hand; None if the loop sleeps or waits for an engine."""
+        turn = self._turn
+        return turn if self._working else None
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A turn of the loop."""
+        self._begin()
+        try:
+            yield
+        finally:
+            self._working = False
+
+    @contextmanager
+    def excused(self) -> Iterator[None]:
+        """Within work: something that may take any time. What follows is a new piece of work."""
+        was, self._working = self._working, False
+        try:
+            yield
+        finally:
+            if was:
+                self._begin()
+
+    def _begin(self) -> None:
+        self._turn += 1
+        self._working = True
+
+
+class Watchdog:
+    """Calls `hangs` once, in a thread of its own, when a loop has worked on the same thing for too long.
+
+    It counts its own looks, not the clock: a process that was stopped and continued did not hang.
+
+    Args:
+        pulse: of the loop.
+        patience_s: how long one piece of work may take.
+        hangs: what to do.
+    """
+
+    def __init__(self, pulse: Pulse, patience_s: float, hangs: Callable[[], None]) -> None:
+        self._pulse = pulse
+        self._period_s = patience_s / _LOOKS
+        self._hangs = hangs
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        seen, looks = None, 0
+        while not self._stopped.wait(self._period_s):
+            work = self._pulse.work
+            looks = looks + 1 if work is not None and work == seen else 0
+            seen = work
+            if looks >= _LOOKS:
+                self._hangs()
+                return

@@ -1,0 +1,60 @@
+"""What a model's process sets up for itself before anything else: who may read its memory, and how it tells of a fault.
+
+Triton starts one process per model. Its command line is: itself, the model's file, the name of a shared-memory region,
+two sizes, the server's process id, and more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+_SHARED_MEMORY = Path("/dev/shm")
+_REGION_MARK = "shm_region"
+
+
+def arguments() -> list[str]:
+    """This process's command line."""
+    return [os.fsdecode(argument) for argument in Path("/proc/self/cmdline").read_bytes().split(b"\0")]
+
+
+def regions() -> list[Path]:
+    """The shared-memory regions that Triton gave this process: prompts and answers travel through them."""
+    return [_SHARED_MEMORY / argument for argument in arguments() if _REGION_MARK in argument]
+
+
+def make_private() -> None:
+    """Triton creates the regions readable for everybody, whatever the umask says. A reload makes new ones."""
+    for region in regions():
+        with contextlib.suppress(FileNotFoundError):
+            region.chmod(0o600)
+
+
+def dump_stacks_on_request() -> None:
+    """SIGUSR1, and a crash, write the stacks of all threads to stderr, which is the server's log."""
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def leave() -> NoReturn:
+    """Ends this process at once, and the worker processes of its engine: nobody would end them."""
+    with contextlib.suppress(psutil.Error):
+        for worker in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                worker.kill()
+    os._exit(1)
+
+
+def abandon(why: str) -> NoReturn:
+    """Ends this process at once with all stacks in the log; who watches it starts it again, others see it dead."""
+    sys.stderr.write(f"{why}; the stacks of all threads:\n")
+    sys.stderr.flush()
+    faulthandler.dump_traceback(all_threads=True)
+    leave()
