@@ -1,0 +1,27 @@
+"""Two minutes of chaos. Times are measured by `python -m perf.chaos`; here they are not judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perf.chaos.run import Known, chaos
+from perf.chaos.service import Service
+from perf.load.known import Verdict
+from tools.progress import silent
+
+pytestmark = pytest.mark.integration
+
+REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
+SECONDS = 120.0
+
+
+@pytest.mark.timeout(600)
+def test_two_minutes_of_chaos_and_every_answer_is_right_or_fails_beside_a_death() -> None:
+    known = Known.of(REPOSITORY)
+    with Service(REPOSITORY) as service:
+        outcome = chaos(service, known, seconds=SECONDS, in_flight=16, seed=7, report=silent)
+    assert outcome.broken() == [], service.log_text()[-5000:]
+    assert outcome.judged.verdicts[Verdict.RIGHT] > 100
+    assert len(outcome.events) >= 5
