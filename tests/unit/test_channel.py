@@ -148,6 +148,18 @@ def test_a_socket_that_another_process_uses_is_left_alone(path: Path, ends: Call
     until(lambda: bool(first.peers and client.peers), first, client, why="the first one still serves")
 
 
+def test_who_is_patient_follows_a_predecessor_that_goes(path: Path, ends: Callable[..., End]) -> None:
+    """As a model that is loaded again while Triton still ends its old process."""
+    first = ends(listen=path)
+    leaving = threading.Timer(0.3, first.carrier.close)
+    leaving.start()
+    second = ends(listen=path, patience_s=PATIENCE_S)
+    leaving.join()
+    client = ends(dial={"small": path})
+    until(lambda: bool(second.peers and client.peers), second, client, why="the second one serves")
+    assert path.exists()
+
+
 def test_a_path_that_is_too_long_is_refused_with_the_remedy(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir()

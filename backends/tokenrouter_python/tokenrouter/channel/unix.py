@@ -63,12 +63,15 @@ class UnixCarrier:
     Args:
         listen: path to listen on, or None.
         dial: name -> path of peers to connect to, now or as soon as they listen.
+        patience_s: how long somebody else may still listen on `listen`, as a model does that is being reloaded.
 
     Raises:
         ConfigError: somebody listens on `listen` already, or the path is too long.
     """
 
-    def __init__(self, *, listen: Path | None = None, dial: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self, *, listen: Path | None = None, dial: Mapping[str, Path] | None = None, patience_s: float = 0.0
+    ) -> None:
         self._selector = selectors.DefaultSelector()
         self._wake_lock = threading.Lock()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -81,7 +84,7 @@ class UnixCarrier:
         self._listen = listen
         self._listener: socket.socket | None = None
         if listen is not None:
-            self._listener = _listen(listen)
+            self._listener = _listen(listen, patience_s)
             self._selector.register(self._listener, selectors.EVENT_READ, "listen")
 
     def poll(self, timeout_s: float | None) -> list[Event]:
@@ -124,8 +127,9 @@ class UnixCarrier:
             connection.sock.close()
         self._connections.clear()
         if self._listener is not None and self._listen is not None:
-            self._listener.close()
+            # In this order: what listens here next may do so once nobody answers, and must not lose its file.
             self._listen.unlink(missing_ok=True)
+            self._listener.close()
             with contextlib.suppress(OSError):  # the last model to leave removes the directory
                 self._listen.parent.rmdir()
         self._selector.close()
@@ -235,11 +239,15 @@ class UnixCarrier:
         return [Disconnected(connection.peer) for connection in dead]
 
 
-def _listen(path: Path) -> socket.socket:
+def _listen(path: Path, patience_s: float) -> socket.socket:
     """A listening socket at `path`; the file of a process that is gone is replaced."""
-    if _answers(path):
-        raise ConfigError(f"{path} is in use by another process; two servers need two {RUNTIME_DIR_VARIABLE}")
+    until = time.monotonic() + patience_s
+    while _answers(path):
+        if time.monotonic() >= until:
+            raise ConfigError(f"{path} is in use by another process; two servers need two {RUNTIME_DIR_VARIABLE}")
+        time.sleep(_REDIAL_S)
     path.unlink(missing_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # who left last has removed it
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))

@@ -38,6 +38,7 @@ _HANG_TIMEOUT_S = "30"
 # How long Triton may take to accept the last answers of a process that ends itself.
 _ANSWER_S = 5.0
 _DRAIN_CHECK_S = 0.05
+_PREDECESSOR_S = 20.0
 # Python's own 5 ms would let a thread that builds a response or a page of metrics delay a hand-off by as much.
 _SWITCH_INTERVAL_S = 1e-4
 
@@ -95,7 +96,7 @@ class SubserverRole:
         with turn_to_load(name, config.load_after, directory):
             self._loop = DecodingLoop(
                 lambda: build_subserver(config, repository),
-                UnixCarrier(listen=socket_path(directory, name)),
+                UnixCarrier(listen=socket_path(directory, name), patience_s=_predecessor_s()),
                 changed=self._publisher.changed,
                 broke=self._abandon,
                 name=f"decoding-{name}",
@@ -161,6 +162,11 @@ class _Watched:
     def stop(self) -> None:
         for thread in self._threads:
             thread.stop()
+
+
+def _predecessor_s() -> float:
+    """How long the old process of a model that is loaded again may take: it drains, and then frees its engine."""
+    return _seconds(EXIT_TIMEOUT_VARIABLE, _EXIT_TIMEOUT_S) + _PREDECESSOR_S
 
 
 def _seconds(variable: str, default: str) -> float:
