@@ -7,6 +7,7 @@ messages of a stream; `wait` is the longest of a short request. The row `nothing
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -25,6 +26,7 @@ from tools.tritonserver.server import TritonServer
 
 _HEAVY = Path("model_repository/large/1")
 _QUIET_S = 1.0
+_CONTEXT = 131_072
 EVERY = [""]
 
 _SHOWN: Columns = {
@@ -64,11 +66,13 @@ def measure(server: TritonServer, prober: Prober, name: str, *, times: int, at_o
 
 def _repository(folder: Path, step_ms: float) -> Path:
     """Two emulated models, and a folder of weights that clients may name."""
-    entry = {
-        "policy": "single",
-    }
-    write_emulated_repository(folder, step_ms={"small": step_ms, "large": step_ms}, entry=entry)
+    entry = {"policy": "single", "policy_checkpoints": [HEAVY_CHECKPOINT]}
+    options = {"max_seq_len": _CONTEXT}
+    write_emulated_repository(folder, step_ms={"small": step_ms, "large": step_ms}, entry=entry, options=options)
     shutil.copytree(_HEAVY, folder / HEAVY_CHECKPOINT)
+    facts = folder / HEAVY_CHECKPOINT / "config.json"
+    classes = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"0": "a", "1": "b", "2": "c"}}
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), **classes}))
     return folder
 
 
@@ -83,7 +87,7 @@ def main(
     with (
         tempfile.TemporaryDirectory() as folder,
         TritonServer(_repository(Path(folder), step_ms)) as server,
-        Prober(server.grpc_url) as prober,
+        Prober(server.grpc_url, max_tokens=_CONTEXT - 100) as prober,
     ):
         for name in ATTACKS:
             if name.startswith(tuple(names)):

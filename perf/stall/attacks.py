@@ -29,7 +29,7 @@ ATTACKS: Mapping[str, Callable[[int], bytes]] = MappingProxyType(
         "nothing": lambda _: b"",
         "prompt of 10 MB": lambda _: _body(text_input="x" * 10_000_000),
         "prompt of 1 MB": lambda _: _body(text_input="hello world " * 83_000),
-        "prompt of 200 kB, served": lambda _: _body(text_input="hello world " * 16_000),
+        "prompt of 100 kB, served": lambda _: _body(text_input="hello world " * 8_000),
         "300,000 stop words": lambda _: _body(stop_words=["stop"] * 300_000),
         "100,000 bad words": lambda _: _body(bad_words=["bad"] * 100_000),
         "256 bad words of 1 KiB": lambda _: _body(bad_words=["b" * 1024] * 256),
@@ -37,7 +37,7 @@ ATTACKS: Mapping[str, Callable[[int], bytes]] = MappingProxyType(
         "5,000,000 ids": lambda _: _body(text_input=None, input_ids=[97] * 5_000_000),
         "1,000,000 ids": lambda _: _body(text_input=None, input_ids=[97] * 1_000_000),
         "policy_params of 20 MB": lambda n: _body(policy="single", policy_params=" " * (20_000_000 + n) + "{}"),
-        "policy_params of 64 kB": lambda n: _body(**_params("scripted", writers=[0] * (32_000 - n))),
+        "policy_params of 64 kB": lambda n: _body(**_params("scripted", writers=[0] * (21_000 - n))),
         "policy that loads a file": lambda n: _body(
             **_params("query_level", router="bert", checkpoint=HEAVY_CHECKPOINT, threshold=n / 1000)
         ),

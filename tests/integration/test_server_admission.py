@@ -114,6 +114,37 @@ def test_a_limit_in_the_body_of_generate(shared: TritonServer, model: str) -> No
     assert 20 < len(reply["output_ids"]) < FOREVER
 
 
+def test_priorities_decide_who_is_next_over_http_and_grpc(shared: TritonServer) -> None:
+    slow = {"text_input": PROMPT, "max_tokens": 150, "policy": "single", "end_id": -1}
+    with ThreadPoolExecutor(1) as pool, GrpcStream(shared) as call:
+        with LongRequest(shared, "narrow"):
+            for priority in (0, 2):
+                call.send({**slow, "priority": priority}, model="narrow", request_id=f"later-{priority}")
+                until(lambda at=priority // 2 + 1: metric(shared, "queued", model="narrow") == at, what="it waits")
+            call.send({**slow, "priority": 1}, model="narrow", request_id="first")
+            until(lambda: metric(shared, "queued", model="narrow") == 3, what="three wait")
+            http = pool.submit(lambda: (answer(shared, "narrow", priority=1, **SHORT), time.monotonic()))
+            until(lambda: metric(shared, "queued", model="narrow") == 4, what="all wait")
+        ends = {name: call.wait(name)[-1].at for name in ("first", "later-0", "later-2")}
+        ends["http"] = http.result()[1]
+    assert sorted(ends, key=ends.__getitem__) == ["first", "http", "later-0", "later-2"]
+
+
+def test_a_priority_that_does_not_exist_is_refused_by_name(shared: TritonServer) -> None:
+    assert "priority is 3; it lies in 1..2" in refusal(shared, "narrow", priority=3, **SHORT)[1]
+    assert "this deployment has no priority levels" in refusal(shared, priority=1, **SHORT)[1]
+
+
+def test_nobody_holds_a_model_longer_than_the_deployment_allows(shared: TritonServer) -> None:
+    """The way of a caller that has left without Triton's notice: nobody cancels, and the request ends all the same."""
+    fields = {"text_input": PROMPT, "max_tokens": FOREVER, "policy": "single", "end_id": -1}
+    _, error = refusal(shared, "brief", **fields)
+    assert "this deployment ends requests after 1 s (max_request_seconds)" in error
+    streamed = grpc_stream(shared, fields, model="brief")
+    assert any("max_request_seconds" in message.error for message in streamed)
+    until(lambda: not metric(shared, "in_flight", model="brief"), what="nothing runs")
+
+
 def test_a_requests_own_limit_in_the_queue(shared: TritonServer) -> None:
     with LongRequest(shared, "narrow"):
         started = time.monotonic()

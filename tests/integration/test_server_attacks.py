@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -33,6 +34,17 @@ def test_a_time_out_of_years_is_refused_with_the_limit(shared: TritonServer, tim
     code, text = grpc_error(shared, GOOD, timeout_us=timeout_us)
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert f"timeout is {timeout_us} microseconds; this deployment takes at most 86400 (limits.timeout_seconds)" in text
+
+
+def test_clients_name_no_checkpoints_and_errors_no_paths(shared: TritonServer) -> None:
+    params = json.dumps({"router": "bert", "checkpoint": "large/1"})
+    status, reply = generate(shared, {**GOOD, "policy": "query_level", "policy_params": params})
+    assert status == 400
+    assert (
+        "policy_params.checkpoint is 'large/1'; checkpoints that clients of this deployment may name: none"
+        in (reply["error"])
+    )
+    assert str(Path(shared.repository).resolve()) not in reply["error"]
 
 
 def test_megabytes_of_policy_parameters_are_refused_with_the_limit(shared: TritonServer) -> None:

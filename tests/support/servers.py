@@ -28,7 +28,8 @@ _LIMIT_US = int(QUEUE_LIMIT_S * 1e6)
 _ENTRIES = {
     "tokenrouter": {"ensemble": "ensemble"},
     # Run one request at a time, each under another queue policy.
-    "narrow": {"max_inflight": 1, "queue": {"max_queue_size": 4}},
+    "narrow": {"max_inflight": 1, "queue": {"max_queue_size": 4, "priority_levels": 2, "default_priority_level": 2}},
+    "brief": {"max_request_seconds": 1},
     "reject": {
         "max_inflight": 1,
         "queue": {"default_timeout_microseconds": _LIMIT_US, "allow_timeout_override": False},

@@ -57,6 +57,7 @@ def request(
     stop_words: tuple[str, ...] = (),
     stream: bool = False,
     timeout_ns: int | None = None,
+    priority: int = 0,
     **sampling: Any,
 ) -> GenerationRequest:
     """A request; by default greedy and ended by the end token."""
@@ -69,6 +70,7 @@ def request(
         policy=policy or spec("scripted", writers=[0, 1]),
         stream=stream,
         timeout_ns=timeout_ns,
+        priority=priority,
     )
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.cluster import END_ID, MS, PROMPT, TOKENIZER, VOCAB_SIZE, Cluster, request, spec
-from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.errors import DeadlineExceeded, ModelUnavailable, Overloaded, PromptTooLong
+from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
+from tokenrouter.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, Overloaded, PromptTooLong
 from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo
 from tokenrouter.orchestrator.admission import Admission
 from tokenrouter.orchestrator.generation import Generation
@@ -100,6 +100,56 @@ def test_only_models_that_a_policy_visits_have_to_hold_the_request() -> None:
     assert cluster.orchestrator.reserved_blocks("large") == 0
     cluster.run()
     assert cluster.result(key).tokens == [*PROMPT, END_ID]
+
+
+def test_priorities_decide_who_starts_next() -> None:
+    cluster = Cluster(max_inflight=1, priorities=Priorities(levels=2, default=2))
+    running = cluster.submit(request(PROMPT))
+    later = [cluster.submit(request(PROMPT, priority=2)) for _ in range(3)]
+    default = cluster.submit(request(PROMPT))
+    first = cluster.submit(request(PROMPT, priority=1))
+    with pytest.raises(InvalidRequest, match=r"priority is 3; it lies in 1..2"):
+        cluster.submit(request(PROMPT, priority=3))
+    while cluster.keys():
+        cluster.deliver_all()
+        cluster.now_ns += MS
+        for name in cluster.models:
+            cluster.step(name)
+    order = [running, first, *later, default]
+    assert sorted(order, key=lambda key: cluster.result(key).started_ns) == order
+    cluster.deliver_all()
+    cluster.assert_conserved()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("own_ms", [None, 5000])
+def test_nothing_runs_longer_than_the_deployment_allows(own_ms: int | None, stream: bool) -> None:
+    cluster = Cluster(max_inflight=1, max_request_ns=1000 * MS, engine={"repeat": True})
+    timeout_ns = None if own_ms is None else own_ms * MS
+    running = cluster.submit(request(PROMPT, max_tokens=1000, stream=stream, timeout_ns=timeout_ns))
+    cluster.now_ns += MS
+    waiting = cluster.submit(request(PROMPT, max_tokens=1000))
+    for _ in range(9):
+        cluster.deliver_all()
+        cluster.step("small") or cluster.step("large")
+    began_ns = cluster.now_ns - MS
+    cluster.tick(at_ns=began_ns + 1000 * MS - 1)
+    assert cluster.keys() == [running, waiting]
+    cluster.tick(at_ns=began_ns + 1000 * MS)
+    assert isinstance(cluster.error(running), DeadlineExceeded)
+    assert "ends requests after 1 s (max_request_seconds); lower max_tokens" in str(cluster.error(running))
+    cluster.tick(at_ns=began_ns + 1001 * MS)
+    assert isinstance(cluster.error(waiting), DeadlineExceeded)
+    cluster.deliver_all()
+    cluster.assert_conserved()
+
+
+def test_an_own_limit_below_the_deployments_keeps_what_was_written() -> None:
+    cluster = Cluster(max_request_ns=1000 * MS, engine={"repeat": True})
+    key = cluster.submit(request(PROMPT, max_tokens=1000, timeout_ns=300 * MS))
+    cluster.deliver_all()
+    cluster.tick(at_ns=cluster.now_ns + 300 * MS)
+    assert cluster.result(key).finish_reason == "timeout"
 
 
 def test_a_request_waits_for_kv_in_order_and_is_not_overtaken() -> None:

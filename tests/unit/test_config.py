@@ -9,7 +9,7 @@ import pytest
 from tokenrouter.batcher import Batching
 from tokenrouter.config import entry_config, role_of, subserver_config
 from tokenrouter.engines import load_engine
-from tokenrouter.entry_queue import EntryQueuePolicy
+from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
@@ -63,7 +63,17 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
         end_ids="1, 2",
         allow_added_tokens="true",
         allow_special_tokens="true",
+        priority_levels="3",
+        default_priority_level="2",
+        priority_queue_policy='{"1": {"max_queue_size": 4, "timeout_action": "DELAY"}}',
+        max_request_seconds="90",
+        policy_checkpoints='["routers/a.pt"]',
+        policy_cache_mib="5",
     )
+    level_1 = EntryQueuePolicy(4, 0, reject=False, allow_timeout_override=False)
+    assert config.priorities == Priorities(3, 2, {1: level_1})
+    assert (config.max_request_ns, config.policy_cache_bytes) == (90 * 10**9, 5 << 20)
+    assert config.policy_checkpoints == ("routers/a.pt",)
     assert config.models == ("a", "b", "c")
     assert config.policy == PolicySpec("random", '{"p": 0.5}')
     assert config.selectable == {"single", "random"}
@@ -76,6 +86,18 @@ def test_every_setting_of_an_entry_model_is_read() -> None:
 @pytest.mark.parametrize(
     ("parameters", "says"),
     [
+        pytest.param(
+            {"priority_levels": "2"}, "default_priority_level is 0; it lies in 1..priority_levels", id="level"
+        ),
+        pytest.param(
+            {"priority_levels": "2", "default_priority_level": "1", "priority_queue_policy": '{"3": {}}'},
+            "priority_queue_policy has level 3; priority_levels is 2",
+            id="unknown-level",
+        ),
+        pytest.param({"priority_queue_policy": '{"1": {"size": 3}}'}, "parameter priority_queue_policy is", id="field"),
+        pytest.param({"max_request_seconds": "-1"}, "parameter max_request_seconds is '-1'", id="seconds"),
+        pytest.param({"policy_checkpoints": '["../a.pt"]'}, "parameter policy_checkpoints is", id="outside"),
+        pytest.param({"policy_cache_mib": "0"}, "parameter policy_cache_mib is '0'", id="no-cache"),
         pytest.param({"models": ""}, "parameter models must name each model once", id="no-models"),
         pytest.param({"models": "a,a"}, "parameter models must name each model once", id="a-model-twice"),
         pytest.param({"policy_params": "{"}, "parameter policy_params is '{'; it is a JSON object", id="no-json"),

@@ -3,9 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy
-from tokenrouter.errors import DeadlineExceeded, Overloaded
+from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy, Priorities
+from tokenrouter.errors import DeadlineExceeded, InvalidRequest, Overloaded
 
 MS = 1_000_000
 
@@ -127,3 +129,77 @@ def test_a_request_can_be_taken_out_from_anywhere_even_beside_an_equal_one(delay
     queue.discard(twins[1])
     (left,) = queue
     assert left is twins[0]
+
+
+def test_who_takes_long_to_read_has_the_place_of_its_arrival() -> None:
+    queue: EntryQueue[str] = EntryQueue(EntryQueuePolicy())
+    for item, arrived_ns in (("b", 20), ("d", 40), ("a", 10), ("c", 30), ("e", 40)):
+        queue.push(item, now_ns=arrived_ns, deadline_ns=None)
+    assert served(queue) == ["a", "b", "c", "d", "e"]
+
+
+# --- priorities -------------------------------------------------------------------------------------------------------
+
+
+def test_five_of_priority_2_and_then_one_of_1() -> None:
+    queue: EntryQueue[str] = EntryQueue(EntryQueuePolicy(), Priorities(levels=3, default=3))
+    for i in range(5):
+        queue.push(f"second-{i}", now_ns=i, deadline_ns=None, priority=2)
+    queue.push("nobody asked", now_ns=5, deadline_ns=None)
+    queue.push("first", now_ns=6, deadline_ns=None, priority=1)
+    assert served(queue) == ["first", *[f"second-{i}" for i in range(5)], "nobody asked"]
+
+
+def test_every_level_has_its_own_policy_or_the_queues() -> None:
+    levels = Priorities(3, 2, {1: EntryQueuePolicy(max_queue_size=1), 3: EntryQueuePolicy(default_timeout_ns=50)})
+    queue: EntryQueue[str] = EntryQueue(EntryQueuePolicy(default_timeout_ns=100, reject=False), levels)
+    queue.push("a", now_ns=0, deadline_ns=None, priority=1)
+    with pytest.raises(Overloaded, match="max_queue_size 1"):
+        queue.push("x", now_ns=0, deadline_ns=None, priority=1)
+    assert queue.push("b", now_ns=0, deadline_ns=None) == 100
+    assert queue.push("c", now_ns=1, deadline_ns=None, priority=2) == 101
+    assert queue.push("d", now_ns=0, deadline_ns=None, priority=3) == 50
+    assert [item for item, _ in queue.expired(now_ns=50)] == ["d"]
+    assert queue.expired(now_ns=100) == []
+    assert served(queue) == ["a", "c", "b"]  # what level 2 delayed is before level 3 all the same
+
+
+@pytest.mark.parametrize(
+    ("levels", "priority", "says"),
+    [
+        pytest.param(Priorities(), 1, "this deployment has no priority levels", id="no-levels"),
+        pytest.param(Priorities(2, 1), 3, r"priority is 3; it lies in 1..2", id="too-low"),
+        pytest.param(Priorities(2, 1), 2**64 - 1, r"it lies in 1..2", id="huge"),
+    ],
+)
+def test_a_priority_that_does_not_exist_is_refused_with_those_that_do(
+    levels: Priorities, priority: int, says: str
+) -> None:
+    queue: EntryQueue[str] = EntryQueue(EntryQueuePolicy(), levels)
+    with pytest.raises(InvalidRequest, match=says):
+        queue.push("a", now_ns=0, deadline_ns=None, priority=priority)
+    assert len(queue) == 0
+
+
+@pytest.mark.parametrize("fields", [(2, 0), (0, 1), (2, 3), (-1, 0), (1, 1, {2: EntryQueuePolicy()})])
+def test_levels_that_make_no_sense_are_refused(fields: tuple[object, ...]) -> None:
+    with pytest.raises(ValueError, match="priority_levels"):
+        Priorities(*fields)  # type: ignore[arg-type]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), max_size=40))
+def test_the_order_is_by_level_and_then_by_arrival_whatever_comes_and_goes(
+    arrivals: list[tuple[int, int, bool]],
+) -> None:
+    queue: EntryQueue[int] = EntryQueue(EntryQueuePolicy(), Priorities(levels=3, default=2))
+    stay = []
+    for item, (priority, arrived_ns, leaves) in enumerate(arrivals):
+        queue.push(item, now_ns=arrived_ns, deadline_ns=None, priority=priority)
+        if leaves:
+            queue.discard(item)
+        else:
+            stay.append((priority or 2, arrived_ns, item))
+    assert list(queue) == [item for *_, item in sorted(stay)]
+    assert len(queue) == len(stay)
+    assert served(queue) == [item for *_, item in sorted(stay)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import re
 from typing import Any
@@ -179,13 +180,35 @@ def test_a_two_model_policy_is_refused_in_a_deployment_of_three() -> None:
 
 
 def test_equal_specifications_share_an_instance_and_the_oldest_make_room() -> None:
-    cache = PolicyCache(PolicyContext(("small", "large")), size=2)
     specs = [PolicySpec("random", f'{{"p": 0.{i}}}') for i in range(3)]
+    one = PolicyCache(PolicyContext(("small", "large")))
+    one.get(specs[0])
+    cache = PolicyCache(PolicyContext(("small", "large")), most_bytes=5 * one.bytes_held // 2)
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first
     cache.get(specs[2])
     assert cache.get(specs[0]) is first
+    assert cache.found(specs[1]) is None
     assert cache.get(specs[1]) is not second
+    assert cache.bytes_held <= 5 * one.bytes_held // 2
+
+
+def test_a_policy_over_the_bound_is_served_alone_and_a_pinned_one_stays() -> None:
+    cache = PolicyCache(PolicyContext(("small", "large")), most_bytes=1)
+    own, other, third = [PolicySpec("random", f'{{"p": 0.{i}}}') for i in range(3)]
+    pinned = cache.pin(own)
+    assert cache.get(other) is cache.found(other)
+    cache.get(third)
+    assert cache.found(own) is pinned
+    assert cache.found(other) is None
+
+
+def test_parameters_count_with_what_they_hold() -> None:
+    cache = PolicyCache(PolicyContext(("small", "large")))
+    cache.get(PolicySpec("scripted", '{"writers": ["small"]}'))
+    few = cache.bytes_held
+    cache.get(PolicySpec("scripted", f'{{"writers": {json.dumps(["small", "large"] * 5000)}}}'))
+    assert cache.bytes_held > few + 5000 * 2 * 8
 
 
 def test_a_policy_that_visits_unknown_models_is_refused() -> None:

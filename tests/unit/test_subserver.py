@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster import END_ID, MS, Cluster, request, spec
+from tests.unit.cluster import END_ID, MS, Cluster, expected_tokens, request, spec
 from tokenrouter.batcher import Batching, Reason, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedEngine
-from tokenrouter.errors import ConfigError, EngineFailed, ProtocolError
+from tokenrouter.errors import ConfigError, EngineFailed, PolicyFailed, ProtocolError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -21,8 +21,9 @@ from tokenrouter.messages import (
     Sampling,
 )
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyContext, RouteBatch, Row, Visit
+from tokenrouter.policies.cache import Loading, attempt
 from tokenrouter.subserver import machine
-from tokenrouter.subserver.machine import Subserver
+from tokenrouter.subserver.machine import Loaded, Subserver
 from tokenrouter.subserver.stepped import SteppingRunner
 
 SINGLE = PolicySpec("single")
@@ -90,6 +91,13 @@ class Limits(Policy):
 
     def send(self, row: Row, target: str) -> Handoff:
         raise AssertionError("a visit that ends by its limit does not ask send")
+
+
+class Unloadable(Policy):
+    """Its weights cannot be read."""
+
+    def prepare(self, model: str) -> None:
+        raise RuntimeError("no weights")
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
@@ -162,6 +170,71 @@ def test_shares_beyond_the_pool_are_refused_at_load() -> None:
 
 
 # --- visits ----------------------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """A loader that loads when the test says."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Loading, Loaded]] = []
+
+    def __call__(self, loading: Loading, loaded: Loaded) -> None:
+        self.jobs.append((loading, loaded))
+
+    def finish(self, cluster: Cluster) -> None:
+        jobs, self.jobs = self.jobs, []
+        for loading, loaded in jobs:
+            loaded(attempt(loading), cluster.now_ns)
+        cluster.collect()
+
+
+def test_who_waits_for_a_policy_holds_up_nobody_and_goes_on_when_it_is_there() -> None:
+    cluster, loader = Cluster(("small",)), Elsewhere()
+    cluster.subserver("small").load_with(loader)
+    slow = spec("scripted", writers=[0])
+    waiting = [cluster.submit(request(PROMPT, policy=slow)) for _ in range(2)]
+    gone = cluster.submit(request(PROMPT, policy=slow))
+    neighbour = cluster.submit(request(PROMPT, policy=spec("single")))
+    cluster.deliver_all()
+    cluster.cancel(gone)
+    cluster.run()
+    assert cluster.result(neighbour).tokens == expected_tokens(PROMPT, 8)
+    assert cluster.keys() == waiting
+    assert len(loader.jobs) == 1
+    loader.finish(cluster)
+    cluster.run()
+    assert all(cluster.result(key).tokens == expected_tokens(PROMPT, 8) for key in waiting)
+    again = cluster.submit(request(PROMPT, policy=slow))
+    cluster.run()
+    assert cluster.result(again).finish_reason == "stop"
+    cluster.assert_conserved()
+
+
+def test_a_policy_that_cannot_be_loaded_fails_those_that_wait_for_it() -> None:
+    cluster, loader = Cluster(("small", "large")), Elsewhere()
+    bad = PolicySpec(f"{__name__}:Unloadable")
+    cluster.subserver("small").load_with(loader)
+    key = cluster.submit(request(PROMPT, policy=bad))
+    neighbour = cluster.submit(request(PROMPT))
+    cluster.run()
+    loader.finish(cluster)
+    cluster.run()
+    assert isinstance(cluster.error(key), PolicyFailed)
+    assert "prepare: RuntimeError: no weights" in str(cluster.error(key))
+    assert cluster.result(neighbour).tokens == expected_tokens(PROMPT, 8)
+    cluster.assert_conserved()
+
+
+def test_a_peer_that_leaves_takes_its_waiting_requests_along() -> None:
+    cluster, loader = Cluster(("small",)), Elsewhere()
+    subserver, peer = cluster.subserver("small"), cluster.links["small"].peer
+    subserver.load_with(loader)
+    cluster.submit(request(PROMPT, policy=spec("scripted", writers=[0])))
+    cluster.deliver_all()
+    subserver.disconnected(peer)
+    loader.finish(cluster)
+    assert subserver.open_sequences == 0
+    assert not subserver.outbox
 
 
 def test_a_resume_of_an_unknown_request_is_answered_with_lost() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tokenrouter.triton.tensors import (
     Input,
     read_inputs,
     read_timeout_us,
+    size_of,
 )
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
@@ -219,3 +221,36 @@ def test_the_committed_repository_declares_exactly_the_tables(model: str, inputs
     given = {o["name"]: (o["data_type"], tuple(map(int, o["dims"]))) for o in config["output"]}
     assert given == {name: (f"TYPE_{kind}", dims) for name, (kind, dims) in outputs.items()}
     assert config["model_transaction_policy"] == {"decoupled": True}
+
+
+# --- too much of something --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensors", "says"),
+    [
+        pytest.param({"policy": "x" * 5000}, r"policy has 5000 bytes; this deployment takes at most 1024", id="policy"),
+        pytest.param({"bad_words": ["a", "b" * 2000]}, r"bad_words\[1\] has 2000 bytes", id="second-word"),
+        pytest.param({"text_input": "\xe9" * (1 << 20)}, "text_input has 2097152 bytes", id="bytes-not-characters"),
+        pytest.param({"embedding_bias_weights": [0.0] * 5000}, "not supported .got 5000 values.", id="many-floats"),
+        pytest.param({"image_url_input": ["u" * 5000]}, r"image_url_input\[0\] has 5000 bytes", id="unsupported-text"),
+        pytest.param({"max_tokens": [1] * 3}, "max_tokens has 3 values; send exactly one", id="scalar"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_read(tensors: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read(**tensors)
+
+
+def test_the_size_of_a_request_is_that_of_its_data() -> None:
+    arrays = {"input_ids": np.zeros((1, 1000), np.int32), "text_input": np.array([[b"x" * 500]], dtype=np.object_)}
+    assert size_of(arrays) == 4500
+    assert size_of({"stop_words": np.array([[b"x"] * 100_000], dtype=np.object_)}) >= 100_000
+
+
+def test_many_unknown_fields_and_long_names_are_refused_briefly() -> None:
+    with pytest.raises(InvalidRequest, match="unknown fields of 100000 bytes"):
+        read_timeout_us(" " * 100_000, ENTRY_INPUTS)
+    with pytest.raises(InvalidRequest, match="unknown field") as caught:
+        read_timeout_us(json.dumps({"x" * 50_000: 1}), ENTRY_INPUTS)
+    assert len(str(caught.value)) < 2000

@@ -10,7 +10,8 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from tokenrouter.config import MAX_BATCH_SIZE
+from tokenrouter.config import MAX_BATCH_SIZE, MAX_REQUEST_SECONDS
+from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.repository import BACKEND
 from tokenrouter.request import Defaults, Limits
 from tokenrouter.triton.tensors import (
@@ -21,8 +22,8 @@ from tokenrouter.triton.tensors import (
     Input,
 )
 from tokenrouter.yaml_files import Dumper
-from tools.build_repository.routers import placed, policy_params
-from tools.build_repository.spec import BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec
+from tools.build_repository.routers import placed, policy_params, router_paths
+from tools.build_repository.spec import BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec, QueueSpec
 
 _GENERATED = "# Written by python -m tools.build_repository; change the deployment's YAML file and run it again."
 _BUILT = """\
@@ -44,6 +45,13 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
         "timeout_action": entry.queue.timeout_action,
         "allow_timeout_override": str(entry.queue.allow_timeout_override).lower(),
     }
+    parameters.update(_priorities(entry.queue))
+    if entry.max_request_seconds != MAX_REQUEST_SECONDS:
+        parameters["max_request_seconds"] = str(entry.max_request_seconds)
+    if nameable := list(dict.fromkeys([*entry.policy_checkpoints, *router_paths(entry)])):
+        parameters["policy_checkpoints"] = json.dumps(nameable)
+    if entry.policy_cache_mib != MAX_BYTES >> 20:
+        parameters["policy_cache_mib"] = str(entry.policy_cache_mib)
     if entry.limits != Limits():
         parameters["limits"] = msgspec.json.encode(entry.limits).decode()
     if entry.defaults != Defaults():
@@ -72,6 +80,10 @@ def subserver_pbtxt(name: str, model: ModelSpec) -> str:
         table = {str(n): threshold for n, threshold in sorted(model.batching.batch_thresholds.items())}
         parameters["batch_thresholds"] = json.dumps(table)
     parameters["max_inflight"] = str(model.max_inflight)
+    if model.max_request_seconds != MAX_REQUEST_SECONDS:
+        parameters["max_request_seconds"] = str(model.max_request_seconds)
+    if model.policy_cache_mib != MAX_BYTES >> 20:
+        parameters["policy_cache_mib"] = str(model.policy_cache_mib)
     return _join(
         _head(name, max_batch_size),
         _inputs(SUBSERVER_INPUTS),
@@ -80,6 +92,17 @@ def subserver_pbtxt(name: str, model: ModelSpec) -> str:
         _batching(model.batching),
         _parameters(parameters),
     )
+
+
+def _priorities(queue: QueueSpec) -> dict[str, str]:
+    """Parameters of the queue's priorities, if it has any."""
+    if not queue.priority_levels:
+        return {}
+    return {
+        "priority_levels": str(queue.priority_levels),
+        "default_priority_level": str(queue.default_priority_level),
+        "priority_queue_policy": msgspec.json.encode(queue.priority_queue_policy, order="sorted").decode(),
+    }
 
 
 def ensemble_pbtxt(entry: EntrySpec) -> str:

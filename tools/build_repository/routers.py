@@ -23,6 +23,11 @@ def router_path(policy: str, source: str) -> str:
     return f"{DEFAULT_FOLDER}/{policy}{Path(source).suffix if Path(source).is_file() else ''}"
 
 
+def router_paths(entry: EntrySpec) -> list[str]:
+    """Paths in the repository of all routers."""
+    return [router_path(policy, source) for policy, source in entry.routers.items()]
+
+
 def policy_params(entry: EntrySpec) -> dict[str, Any]:
     """Parameters of the deployment's policy, with its router as `checkpoint`."""
     source = entry.routers.get(entry.policy)
@@ -33,7 +38,8 @@ def policy_params(entry: EntrySpec) -> dict[str, Any]:
 
 def placed(entry: EntrySpec) -> EntrySpec:
     """The same once its routers are in the repository."""
-    return replace(entry, policy_params=policy_params(entry), routers={})
+    nameable = tuple(dict.fromkeys([*entry.policy_checkpoints, *router_paths(entry)]))
+    return replace(entry, policy_params=policy_params(entry), policy_checkpoints=nameable, routers={})
 
 
 def router_problems(entry: EntrySpec) -> Iterator[str]:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tokenrouter.batcher import Batching
-from tokenrouter.config import VERSION_FOLDER, EntryConfig, ModelYaml, SubserverConfig
-from tokenrouter.entry_queue import EntryQueuePolicy
+from tokenrouter.config import (
+    MAX_REQUEST_SECONDS,
+    VERSION_FOLDER,
+    EntryConfig,
+    ModelYaml,
+    SubserverConfig,
+    checked_paths,
+)
+from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
+from tokenrouter.messages import Natural
+from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.request import Defaults, Limits
 from tokenrouter.yaml_files import load_yaml
 
@@ -19,19 +28,40 @@ GIB = 1 << 30
 CHECKPOINTS_VARIABLE = "TOKENROUTER_CHECKPOINTS"
 _QUEUE = EntryQueuePolicy()
 _BATCHING = Batching()
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class LevelQueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Triton's ModelQueuePolicy of one priority level, with Triton's defaults."""
+
+    max_queue_size: int = 0
+    default_timeout_microseconds: int = 0
+    timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+    allow_timeout_override: bool = False
 
 
 class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The queue in front of the entry model.
+    """The queue in front of the entry model. Names and meanings are those of Triton's ModelQueuePolicy.
 
     Attributes:
-        max_queue_size: most waiting requests; 0 = no limit. The names and meanings are Triton's ModelQueuePolicy's.
+        max_queue_size: most waiting requests; 0 = no limit.
+        priority_levels: how many priorities requests may have, 1 is served first; 0 = none. This and the next two are
+            named as in Triton's ModelDynamicBatching.
+        default_priority_level: of requests that name none.
+        priority_queue_policy: by level, where it differs from the fields above.
     """
 
     max_queue_size: int = _QUEUE.max_queue_size
     default_timeout_microseconds: int = _QUEUE.default_timeout_ns // 1000
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT" if _QUEUE.reject else "DELAY"
     allow_timeout_override: bool = _QUEUE.allow_timeout_override
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    priority_queue_policy: dict[int, LevelQueueSpec] = {}
+
+    def __post_init__(self) -> None:
+        """Refuses levels that do not exist."""
+        Priorities(self.priority_levels, self.default_priority_level, dict.fromkeys(self.priority_queue_policy, _QUEUE))
 
 
 class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,6 +70,10 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         routers: trained router by policy: a file, which is copied into the repository, or a folder, which is linked
             there. The one of `policy` becomes its parameter `checkpoint`.
+        max_request_seconds: every request has ended so long after its arrival, with an error; 0 = no limit.
+        policy_checkpoints: files and folders in the repository, relative to it, that clients may name as `checkpoint`
+            in `policy_params`; those of `routers` are among them.
+        policy_cache_mib: most that loaded policies hold in the entry model; whose turn was longest ago makes room.
         limits: what one request may hold; see `tokenrouter.request.Limits`.
         defaults: of fields that a request leaves out; see `tokenrouter.request.Defaults`.
     """
@@ -52,6 +86,9 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_batch_size: int = 8
     max_inflight: int = EntryConfig.max_inflight
     connect_timeout_ms: int = EntryConfig.connect_timeout_ns // 10**6
+    max_request_seconds: Natural = MAX_REQUEST_SECONDS
+    policy_checkpoints: tuple[str, ...] = ()
+    policy_cache_mib: Positive = MAX_BYTES >> 20
     selectable_policies: tuple[str, ...] | None = None
     end_ids: tuple[int, ...] | None = EntryConfig.end_ids
     allow_added_tokens: bool = EntryConfig.allow_added_tokens
@@ -59,6 +96,10 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: QueueSpec = QueueSpec()
     limits: Limits = Limits()
     defaults: Defaults = Defaults()
+
+    def __post_init__(self) -> None:
+        """Refuses checkpoints outside of the repository."""
+        checked_paths(self.policy_checkpoints)
 
 
 class BatchingSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +121,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         batching: thresholds.
         direct_kv_share: share of the KV pool for calls that go to this model directly.
         max_inflight: most direct calls that run at once.
+        max_request_seconds: as of the entry model, for direct calls.
+        policy_cache_mib: as of the entry model; weights of routers are mostly here.
         extend_tokens: tokens that a step usually takes in beyond one per request (`tensorrt_llm`: CUDA graphs are
             captured for numbers of tokens up to max_batch_size + extend_tokens).
         load_after: models that load before this one if they are there; computed for models that share GPUs.
@@ -92,6 +135,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batching: BatchingSpec = BatchingSpec()
     direct_kv_share: float = SubserverConfig.direct_kv_share
     max_inflight: int = SubserverConfig.max_inflight
+    max_request_seconds: Natural = MAX_REQUEST_SECONDS
+    policy_cache_mib: Positive = MAX_BYTES >> 20
     extend_tokens: int = 64
     load_after: tuple[str, ...] = ()
 

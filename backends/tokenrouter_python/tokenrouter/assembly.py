@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
 from tokenrouter.config import DEFAULT_POLICY, EntryConfig, SubserverConfig
 from tokenrouter.engines import load_engine, load_tensorrt_llm
 from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import PROTOCOL_VERSION, Hello
+from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.policies.cache import attempt
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestBuilder
 from tokenrouter.vocabulary import check_same_tokenizer, common_size
@@ -22,6 +27,9 @@ from tokenrouter.vocabulary import check_same_tokenizer, common_size
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver
     from tokenrouter.subserver.runner import Runner
+
+
+log = logging.getLogger(__name__)
 
 
 class Entry:
@@ -42,9 +50,14 @@ class Entry:
         )
         first = folders[config.models[0]]
         self.config = config
+        self.root = repository.root
         self.tokenizer = load_tokenizer(first)
-        self._policies = PolicyCache(PolicyContext(config.models, str(repository.root), tokenizer=self.tokenizer))
-        self._policies.get(config.policy).prepare("")
+        context = PolicyContext(
+            config.models, str(repository.root), checkpoints=_nameable(config), tokenizer=self.tokenizer
+        )
+        self._policies = PolicyCache(context, most_bytes=config.policy_cache_bytes, prepared_for="")
+        self._policies.pin(config.policy)
+        self._preload_classifiers()
         vocab_size = common_size(folders)
         ends = end_ids(first) if config.end_ids is None else config.end_ids
         if ends and max(ends) >= vocab_size:
@@ -59,6 +72,16 @@ class Entry:
             defaults=config.defaults,
         )
 
+    def _preload_classifiers(self) -> None:
+        """Loads the classifiers that clients may name: their libraries hold Python's lock while they are imported."""
+        for path in self.config.policy_checkpoints:
+            facts = self.root / path / "config.json"
+            if facts.is_file() and "ForSequenceClassification" in facts.read_text("utf-8", "replace"):
+                params = msgspec.json.encode({"router": "bert", "checkpoint": path}).decode()
+                outcome = attempt(partial(self._policies.get, PolicySpec("query_level", params)))
+                if isinstance(outcome, Exception):
+                    log.warning("checkpoint %s of policy_checkpoints: %s", path, outcome)
+
     def hello(self, peer: str, share: str) -> Hello:
         """What subservers are told first; `share` is the KV quota, ``routed`` or ``direct``."""
         return Hello(PROTOCOL_VERSION, peer, share, self.config.models, self.config.policy)
@@ -70,8 +93,16 @@ class Entry:
             max_inflight=self.config.max_inflight,
             connect_timeout_ns=self.config.connect_timeout_ns,
             queue=self.config.queue,
+            priorities=self.config.priorities,
+            max_request_ns=self.config.max_request_ns,
         )
         return Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
+
+
+def _nameable(config: EntryConfig) -> frozenset[str]:
+    """Checkpoints that policy parameters may name: those that the deployment lists, and that of its own policy."""
+    own = msgspec.json.decode(config.policy.params or "{}").get("checkpoint")
+    return frozenset([*config.policy_checkpoints, *([own] if own and isinstance(own, str) else [])])
 
 
 def direct_entry(config: SubserverConfig, repository: Repository) -> Entry:
@@ -83,6 +114,7 @@ def direct_entry(config: SubserverConfig, repository: Repository) -> Entry:
         selectable=frozenset(),
         max_inflight=config.max_inflight,
         queue=config.queue,
+        max_request_ns=config.max_request_ns,
     )
     return Entry(entry, repository)
 
@@ -126,6 +158,7 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
         runner,
         shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
         context=lambda models: replace(context, models=models),
+        policy_cache_bytes=config.policy_cache_bytes,
     )
 
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from tokenrouter.batcher import Batching
-from tokenrouter.entry_queue import EntryQueuePolicy
+from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
+from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.request import Defaults, Limits
 from tokenrouter.yaml_files import load_yaml
 
@@ -33,6 +34,8 @@ VERSION_FOLDER = "."
 MAX_BATCH_SIZE = 16
 # Of torch and emulated engines.
 TOKENS_PER_BLOCK = 16
+# Triton tells no model that a non-streamed HTTP client went away; its request holds KV no longer than this.
+MAX_REQUEST_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,12 @@ class EntryConfig:
         connect_timeout_ns: how long a request waits for an unconnected model (`connect_timeout_ms`).
         queue: parameters with the names of Triton's ModelQueuePolicy: `max_queue_size`, `timeout_action`,
             `default_timeout_microseconds`, `allow_timeout_override`. Why not in `dynamic_batching`: see `entry_queue`.
+        priorities: parameters with the names of Triton's ModelDynamicBatching: `priority_levels`,
+            `default_priority_level`, `priority_queue_policy` (a JSON object of queue policies by level).
+        max_request_ns: a request ends with an error so long after its arrival (`max_request_seconds`); 0 = no limit.
+        policy_checkpoints: files and folders that clients may name in `policy_params`, relative to the repository
+            (`policy_checkpoints`); the policy's own is among them anyway.
+        policy_cache_bytes: most that loaded policies hold (`policy_cache_mib`).
         limits: what one request may hold (`limits`, a JSON object with the fields of `request.Limits`).
         defaults: of fields that a request leaves out (`defaults`, a JSON object with those of `request.Defaults`).
         end_ids: overrides the first model's end ids (`end_ids`), or None.
@@ -62,6 +71,10 @@ class EntryConfig:
     max_inflight: int = 64
     connect_timeout_ns: int = 30 * 10**9
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
+    priorities: Priorities = field(default_factory=Priorities)
+    max_request_ns: int = MAX_REQUEST_SECONDS * 10**9
+    policy_checkpoints: tuple[str, ...] = ()
+    policy_cache_bytes: int = MAX_BYTES
     limits: Limits = field(default_factory=Limits)
     defaults: Defaults = field(default_factory=Defaults)
     end_ids: tuple[int, ...] | None = None
@@ -82,6 +95,8 @@ class SubserverConfig:
         direct_kv_share: share of the KV pool for calls that go to this model directly, in [0, 1).
         max_inflight: most direct calls that run at once.
         queue: queue of direct calls.
+        max_request_ns: as in `EntryConfig`, of direct calls.
+        policy_cache_bytes: as in `EntryConfig`; weights of routers are mostly here.
         load_after: models that load their engine before this one, if they load at all (`load_after` in model.yaml).
     """
 
@@ -93,6 +108,8 @@ class SubserverConfig:
     direct_kv_share: float = 0.25
     max_inflight: int = 64
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
+    max_request_ns: int = MAX_REQUEST_SECONDS * 10**9
+    policy_cache_bytes: int = MAX_BYTES
     load_after: tuple[str, ...] = ()
 
 
@@ -191,7 +208,8 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
         parameters.take("policy_params", _json_object, DEFAULT_POLICY.params, "a JSON object"),
     )
     queue = EntryQueuePolicy(**parameters.fields(_QUEUE))
-    config = EntryConfig(name, models, policy, queue=queue, **parameters.fields(_ENTRY))
+    priorities = _priorities(name, parameters)
+    config = EntryConfig(name, models, policy, queue=queue, priorities=priorities, **parameters.fields(_ENTRY))
     parameters.done()
     if config.allow_special_tokens and config.end_ids is None:
         raise ConfigError(f"model {name!r}: allow_special_tokens needs end_ids, since each model may end otherwise")
@@ -252,8 +270,39 @@ def _check_no_native_queue(name: str, batching: Mapping[str, Any]) -> None:
     if batching.get("default_queue_policy") or batching.get("priority_levels"):
         raise ConfigError(
             f"model {name!r}: dynamic_batching has a queue policy or priorities, which this backend does not use; set "
-            "max_queue_size, default_timeout_microseconds, timeout_action, allow_timeout_override as parameters instead"
+            "max_queue_size, default_timeout_microseconds, timeout_action, allow_timeout_override (and in the entry "
+            "model priority_levels, default_priority_level, priority_queue_policy) as parameters instead"
         )
+
+
+class _LevelPolicy(msgspec.Struct, forbid_unknown_fields=True):
+    """Triton's ModelQueuePolicy in `priority_queue_policy`; what is left out has Triton's default."""
+
+    max_queue_size: Annotated[int, msgspec.Meta(ge=0)] = 0
+    default_timeout_microseconds: Annotated[int, msgspec.Meta(ge=0)] = 0
+    timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+    allow_timeout_override: bool = False
+
+    def policy(self) -> EntryQueuePolicy:
+        return EntryQueuePolicy(
+            self.max_queue_size,
+            self.default_timeout_microseconds * 1000,
+            self.timeout_action == "REJECT",
+            self.allow_timeout_override,
+        )
+
+
+def _level_policies(text: str) -> dict[int, EntryQueuePolicy]:
+    found = msgspec.json.decode(text, type=dict[int, _LevelPolicy])
+    return {level: policy.policy() for level, policy in found.items()}
+
+
+def _priorities(model: str, parameters: _Parameters) -> Priorities:
+    fields = parameters.fields(_PRIORITIES)
+    try:
+        return Priorities(**fields)
+    except ValueError as exc:
+        raise ConfigError(f"model {model!r}: {exc}") from exc
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -308,6 +357,22 @@ def _json_object(text: str) -> str:
     return text
 
 
+def _mebibytes(text: str) -> int:
+    return _positive(text) << 20
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return checked_paths(msgspec.json.decode(text, type=tuple[str, ...]))
+
+
+def checked_paths(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The same. Raises ValueError for a path that is not one in the repository."""
+    for path in paths:
+        if not path or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ValueError(f"policy_checkpoints has {path!r}; name files in the repository, relative to it")
+    return paths
+
+
 def _limits(text: str) -> Limits:
     return msgspec.json.decode(text, type=Limits)
 
@@ -324,6 +389,10 @@ def _microseconds(text: str) -> int:
     return _natural(text) * 1000
 
 
+def _seconds(text: str) -> int:
+    return _natural(text) * 10**9
+
+
 def _milliseconds(text: str) -> int:
     return _positive(text) * 10**6
 
@@ -335,9 +404,19 @@ _QUEUE: dict[str, _Row] = {
     "reject": ("timeout_action", _rejects, "REJECT or DELAY"),
     "allow_timeout_override": ("allow_timeout_override", _boolean, "true or false"),
 }
+_PRIORITIES: dict[str, _Row] = {
+    "levels": ("priority_levels", _natural, "a whole number of at least 0"),
+    "default": ("default_priority_level", _natural, "a whole number in 1..priority_levels"),
+    "policies": ("priority_queue_policy", _level_policies, 'a JSON object such as {"1": {"max_queue_size": 8}}'),
+}
+_MAX_REQUEST: _Row = ("max_request_seconds", _seconds, "seconds, at least 0; 0 = no limit")
+_POLICY_CACHE: _Row = ("policy_cache_mib", _mebibytes, "MiB, at least 1")
 _ENTRY: dict[str, _Row] = {
+    "policy_checkpoints": ("policy_checkpoints", _paths, 'a JSON list such as ["tokenrouter/1/routers/r2r.pt"]'),
+    "policy_cache_bytes": _POLICY_CACHE,
     "selectable": ("selectable_policies", lambda text: frozenset(_names(text)), "a comma-separated list of policies"),
     "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
+    "max_request_ns": _MAX_REQUEST,
     "connect_timeout_ns": ("connect_timeout_ms", _milliseconds, "milliseconds, at least 1"),
     "limits": ("limits", _limits, 'a JSON object such as {"prompt_bytes": 1048576}'),
     "defaults": ("defaults", _defaults, 'a JSON object such as {"max_tokens": 256}'),
@@ -348,6 +427,8 @@ _ENTRY: dict[str, _Row] = {
 _SUBSERVER: dict[str, _Row] = {
     "direct_kv_share": ("direct_kv_share", _share, "a number in [0, 1)"),
     "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
+    "max_request_ns": _MAX_REQUEST,
+    "policy_cache_bytes": _POLICY_CACHE,
 }
 _TABLE: dict[str, _Row] = {
     "by_in_flight": ("batch_thresholds", _thresholds, 'a JSON object such as {"1": 1, "8": 4}'),

@@ -56,7 +56,7 @@ class InProcessDriver:
         """
         source = Repository(repository)
         # All prompts of a call are here at once and nobody else waits: the queue's limits are for a server.
-        config = replace(source.entry(entry), queue=EntryQueuePolicy())
+        config = replace(source.entry(entry), queue=EntryQueuePolicy(), max_request_ns=0)
         subservers = {}
         for name, model in source.models(config).items():
             # Nobody calls the models directly here, so the whole KV pool is for routed requests.

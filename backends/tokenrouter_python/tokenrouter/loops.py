@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tokenrouter.batcher import WaitUntil
@@ -28,13 +29,16 @@ from tokenrouter.messages import (
     decode_for_subserver,
     encode,
 )
-from tokenrouter.orchestrator.machine import Orchestrator, stopping
+from tokenrouter.orchestrator.errors import stopping
+from tokenrouter.orchestrator.generation import Route
+from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.policies.cache import Loading, attempt
 from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 
 if TYPE_CHECKING:
-    from tokenrouter.subserver.machine import Subserver
+    from tokenrouter.subserver.machine import Loaded, Subserver
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +95,7 @@ class DecodingLoop:
         self._carrier = carrier
         self._changed = changed
         self._broke = broke
+        self._inbox: deque[Callable[[int], None]] = deque()
         self._stopping = False
         self._built: Future[Subserver] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -110,6 +115,7 @@ class DecodingLoop:
         try:
             subserver = self._build()
             subserver.listen(self._carrier.wake)
+            subserver.load_with(self._load)
         except BaseException as exc:
             self._carrier.close()
             self._built.set_exception(exc)
@@ -133,6 +139,16 @@ class DecodingLoop:
             return True
         return False
 
+    def _load(self, loading: Loading, loaded: Loaded) -> None:
+        """Loads a policy in a thread of its own, since others decode meanwhile."""
+
+        def load() -> None:
+            outcome = attempt(loading)
+            self._inbox.append(partial(loaded, outcome))
+            self._carrier.wake()
+
+        threading.Thread(target=load, name="load-policy", daemon=True).start()
+
     def _turn(self, subserver: Subserver) -> None:
         now_ns = time.monotonic_ns()
         plan = subserver.poll(now_ns=now_ns)
@@ -147,6 +163,8 @@ class DecodingLoop:
         now_ns = time.monotonic_ns()
         for event in events:
             self._handle(subserver, event, now_ns)
+        while self._inbox:
+            self._inbox.popleft()(now_ns)
         plan = subserver.poll(now_ns=now_ns)
         if plan is not None and not isinstance(plan, WaitUntil):
             subserver.run_step(plan)
@@ -236,9 +254,12 @@ class OrchestratorLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, reply: Reply, *, arrived_ns: int) -> None:
-        """Hands a request over; callable from any thread. Everything else is told to `reply`."""
-        self._call(lambda now_ns: self._submit(request, reply, arrived_ns, now_ns))
+    def submit(self, request: GenerationRequest, reply: Reply, *, arrived_ns: int, route: Route | None = None) -> None:
+        """Hands a request over; callable from any thread. Everything else is told to `reply`.
+
+        Without `route` the loop's thread looks for it, which may take long; see `Orchestrator.route`.
+        """
+        self._call(lambda now_ns: self._submit(request, route, reply, arrived_ns, now_ns))
 
     def refuse(self, reply: Reply, error: RouterError) -> None:
         """A request that is no valid one is told so, and counted; callable from any thread."""
@@ -313,11 +334,13 @@ class OrchestratorLoop:
                 return
             action(now_ns)
 
-    def _submit(self, request: GenerationRequest, reply: Reply, arrived_ns: int, now_ns: int) -> None:
+    def _submit(
+        self, request: GenerationRequest, route: Route | None, reply: Reply, arrived_ns: int, now_ns: int
+    ) -> None:
         try:
             if self._stopping:
                 raise stopping()
-            key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns)
+            key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns, route=route)
         except RouterError as exc:
             self._refuse(reply, exc)
         except Exception as exc:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.messages import PolicySpec, Sampling
-from tokenrouter.tokenization import encode_prompt, special_words, word_forms
+from tokenrouter.tokenization import decode_prompt, encode_prompt, largest_id, special_words, word_forms
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
@@ -26,7 +26,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prompt_bytes: of `text_input`, as UTF-8.
         prompt_ids: number of `input_ids`.
         words: number of `stop_words`, and of `bad_words`.
-        word_bytes: of each, as UTF-8.
+        word_bytes: of each, as UTF-8, and of every other text such as `policy`.
         policy_params_bytes: of `policy_params`, as UTF-8.
         timeout_seconds: longest `timeout`.
     """
@@ -54,6 +54,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raises InvalidRequest for a field over its limit; names it, the limit, and what to do."""
         self._check_bytes("prompt_bytes", "text_input", fields.text_input)
         self._check_bytes("policy_params_bytes", "policy_params", fields.policy_params)
+        self._check_bytes("word_bytes", "policy", fields.policy)
         self.check_count("input_ids", len(fields.input_ids or ()))
         for name, words in (("stop_words", fields.stop_words), ("bad_words", fields.bad_words)):
             self.check_count(name, len(words))
@@ -65,9 +66,14 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check("timeout_seconds", f"timeout is {timeout_us} microseconds", -(-timeout_us // 10**6))
         return timeout_us * 1000
 
+    def check_bytes(self, field: str, size: int) -> None:
+        """Raises InvalidRequest for a text of so many bytes, before it is decoded."""
+        limits = {"text_input": "prompt_bytes", "policy_params": "policy_params_bytes"}
+        self._check(limits.get(field, "word_bytes"), f"{field} has {size} bytes", size)
+
     def _check_bytes(self, limit: str, field: str, text: object) -> None:
         if isinstance(text, str) and len(text) * 4 > getattr(self, limit):
-            size = len(text.encode("utf-8", "surrogatepass"))
+            size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
             self._check(limit, f"{field} has {size} bytes", size)
 
     def _check(self, limit: str, what: str, value: int) -> None:
@@ -119,6 +125,7 @@ class RequestFields:
     stream: bool = False
     policy: str | None = None
     policy_params: str | Mapping[str, Any] | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,7 @@ class GenerationRequest:
         policy: what routes it.
         stream: whether every token is reported as it comes.
         timeout_ns: the request ends this long after its arrival, or None.
+        priority: level in the entry queue, 1 first; 0 = the deployment's default.
     """
 
     prompt: str
@@ -143,6 +151,7 @@ class GenerationRequest:
     policy: PolicySpec
     stream: bool = False
     timeout_ns: int | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +193,7 @@ class RequestBuilder:
             policy=self._policy(fields),
             stream=fields.stream,
             timeout_ns=timeout_ns,
+            priority=fields.priority or 0,
         )
 
     def _prompt(self, fields: RequestFields) -> tuple[str, list[int]]:
@@ -192,7 +202,7 @@ class RequestBuilder:
         if fields.input_ids is not None:
             tokens = [int(token) for token in fields.input_ids]
             self._check_ids(tokens)
-            return self.tokenizer.decode(tokens, skip_special_tokens=True), tokens
+            return decode_prompt(self.tokenizer, tokens), tokens
         if not fields.text_input:
             raise InvalidRequest("text_input is empty or missing; send a non-empty prompt (or input_ids)")
         special = fields.add_special_tokens
@@ -201,8 +211,8 @@ class RequestBuilder:
         tokens = encode_prompt(self.tokenizer, fields.text_input, add_special_tokens=special)
         if not tokens:
             raise InvalidRequest("text_input gives no token with this model's tokenizer; send some other text")
-        if max(tokens) >= self.vocab_size:
-            # A tokenizer may know tokens that the model has no embedding for.
+        # A tokenizer may know tokens that the model has no embedding for.
+        if largest_id(self.tokenizer) >= self.vocab_size and max(tokens) >= self.vocab_size:
             text = self.tokenizer.id_to_token(max(tokens))
             raise InvalidRequest(
                 f"text_input holds {text!r} (token {max(tokens)}), which the model does not know; its token ids lie in "

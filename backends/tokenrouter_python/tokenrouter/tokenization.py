@@ -1,4 +1,8 @@
-"""Text to token ids: prompts, and the words that a client forbids or stops at."""
+"""Text to token ids: prompts, and the words that a client forbids or stops at.
+
+The batch calls of `tokenizers` release Python's lock and its single ones do not, so batches of one are used wherever a
+text or a list of ids may be long: other threads go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,27 @@ def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 def encode_prompt(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a prompt. What it begins with already, as a rendered template does, is not put in front again."""
-    encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    ids, added = list(encoding.ids), encoding.special_tokens_mask
-    front = next((i for i, mark in enumerate(added) if not mark), 0)
+    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+    front = _added_in_front(tokenizer) if add_special_tokens else 0
     return ids[front:] if ids[:front] == ids[front : 2 * front] else ids
+
+
+def decode_prompt(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """Text of a prompt that came as ids, without special tokens."""
+    return str(tokenizer.decode_batch([ids], skip_special_tokens=True)[0])
+
+
+@lru_cache(maxsize=8)
+def largest_id(tokenizer: Tokenizer) -> int:
+    """The largest token id that a text can give."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+
+
+@lru_cache(maxsize=8)
+def _added_in_front(tokenizer: Tokenizer) -> int:
+    """How many special tokens its template puts in front of a text."""
+    added = tokenizer.encode("a").special_tokens_mask
+    return next((i for i, mark in enumerate(added) if not mark), 0)
 
 
 def word_forms(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from tokenrouter.engines.base import blocks_needed
-from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy
+from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy, Priorities
 from tokenrouter.errors import ModelUnavailable, PromptTooLong
 from tokenrouter.messages import ModelInfo
 from tokenrouter.orchestrator.generation import Generation
@@ -40,6 +40,7 @@ class Admission:
         max_inflight: most requests that run at once.
         connect_timeout_ns: how long a request waits for a model that is not connected.
         queue: limits of the queue.
+        priorities: of the queue.
 
     Attributes:
         queue: who waits.
@@ -47,12 +48,18 @@ class Admission:
     """
 
     def __init__(
-        self, models: Sequence[str], *, max_inflight: int, connect_timeout_ns: int, queue: EntryQueuePolicy
+        self,
+        models: Sequence[str],
+        *,
+        max_inflight: int,
+        connect_timeout_ns: int,
+        queue: EntryQueuePolicy,
+        priorities: Priorities = Priorities(),  # noqa: B008, frozen
     ) -> None:
         self._max_inflight = max_inflight
         self._connect_timeout_ns = connect_timeout_ns
         self._pools = {name: _Pool() for name in models}
-        self.queue: EntryQueue[Generation] = EntryQueue(queue)
+        self.queue: EntryQueue[Generation] = EntryQueue(queue, priorities)
         self.running = 0
 
     # --- models ---------------------------------------------------------------------------------------------------

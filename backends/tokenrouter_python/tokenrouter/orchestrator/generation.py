@@ -36,6 +36,33 @@ class Visits:
     fruitless: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How a request goes: what routes it, and the model that writes first."""
+
+    policy: Policy
+    first: str
+
+
+def find_route(request: GenerationRequest, policy: Policy) -> Route:
+    """Asks the policy who writes first.
+
+    Raises:
+        RouterError: it does not know, or refuses.
+    """
+    name = request.policy.name
+    try:
+        first = policy.entry(EntryRequest(request.prompt, request.tokens, request.sampling.seed))
+        known = first in policy.visited()
+    except RouterError:
+        raise
+    except Exception as exc:
+        raise PolicyFailed(f"policy {name!r}, entry: {type(exc).__name__}: {exc}") from exc
+    if not known:
+        raise PolicyFailed(f"policy {name!r}, entry: {first!r} is not among the models it visits")
+    return Route(policy, first)
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """A request that is being served.
@@ -44,6 +71,7 @@ class Generation:
         key: names it on the token channel and towards the shell.
         request: what was asked.
         policy: what routes it.
+        first: the model that writes first.
         arrived_ns: when it came.
         transcript: what has been written.
         models: those it may visit; KV is reserved on all of them before it starts.
@@ -53,6 +81,7 @@ class Generation:
         reserved: KV blocks by model, while it runs.
         started_ns: when it left the queue.
         emulated: whether one of the models is not real.
+        limit_ns: the deployment ends it then, with an error; None = no limit.
     """
 
     key: int
@@ -60,6 +89,7 @@ class Generation:
     policy: Policy
     arrived_ns: int
     transcript: Transcript
+    first: str = ""
     models: tuple[str, ...] = field(init=False)
     state: State = State.WAITING
     since_ns: int = field(init=False)
@@ -67,6 +97,7 @@ class Generation:
     reserved: dict[str, int] = field(default_factory=dict)
     started_ns: int = 0
     emulated: bool = False
+    limit_ns: int | None = None
 
     def __post_init__(self) -> None:
         self.models = self.policy.visited()
@@ -74,9 +105,12 @@ class Generation:
 
     @property
     def deadline_ns(self) -> int | None:
-        """It ends then, waiting or running; None = no limit."""
+        """It ends then, waiting or running: at its own limit or the deployment's; None = no limit."""
         timeout_ns = self.request.timeout_ns
-        return None if timeout_ns is None else self.arrived_ns + timeout_ns
+        if timeout_ns is None:
+            return self.limit_ns
+        own_ns = self.arrived_ns + timeout_ns
+        return own_ns if self.limit_ns is None else min(own_ns, self.limit_ns)
 
     @property
     def kv_tokens(self) -> int:
@@ -108,23 +142,6 @@ class Generation:
         """Whether this model's report on this visit is about the visit that goes on."""
         visits = self.visits
         return self.state is State.VISITING and visits.at == model and visits.number == visit
-
-    def first_model(self) -> str:
-        """Asks the policy who writes first.
-
-        Raises:
-            RouterError: it does not know, or refuses.
-        """
-        request = self.request
-        try:
-            model = self.policy.entry(EntryRequest(request.prompt, request.tokens, request.sampling.seed))
-        except RouterError:
-            raise
-        except Exception as exc:
-            raise PolicyFailed(f"policy {request.policy.name!r}, entry: {type(exc).__name__}: {exc}") from exc
-        if model not in self.models:
-            raise PolicyFailed(f"policy {request.policy.name!r}, entry: {model!r} is not among the models it visits")
-        return model
 
     def misrouted(self, target: str) -> PolicyFailed | None:
         """Why the policy must not send it there; None if it may."""

@@ -36,7 +36,7 @@ class Event(Enum):
     STARTED = "started"
     """It is the next in the queue, and every model it may visit has room."""
     REFUSED = "refused"
-    """It can never run: too long for a model that connected late, or its policy names no first model."""
+    """It can never run: too long for a model that connected late."""
     CONNECTED = "connected"
     """The model that it is bound for is back."""
     DISCONNECTED = "disconnected"

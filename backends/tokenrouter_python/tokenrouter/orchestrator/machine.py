@@ -30,38 +30,33 @@ again, and nothing is lost. Every visit has a number; what is said about an old 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
-from tokenrouter.entry_queue import EntryQueuePolicy
+from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import (
-    ConfigError,
-    EngineFailed,
     InternalError,
-    InvalidRequest,
-    ModelUnavailable,
-    PolicyFailed,
-    ProtocolError,
     RequestCancelled,
     RouterError,
     assert_never,
 )
 from tokenrouter.messages import (
-    PROTOCOL_VERSION,
     Close,
     InFlight,
     ModelInfo,
     Open,
     Outcome,
+    PolicySpec,
     ReportRow,
     Resume,
     ToOrchestrator,
     ToSubserver,
 )
+from tokenrouter.orchestrator import errors
 from tokenrouter.orchestrator.admission import Admission
 from tokenrouter.orchestrator.alarms import Alarms
-from tokenrouter.orchestrator.generation import Generation
+from tokenrouter.orchestrator.generation import Generation, Route, find_route
 from tokenrouter.orchestrator.lifecycle import AnyEvent, Event, State
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies import PolicyCache
@@ -84,12 +79,16 @@ class OrchestratorSettings:
         max_inflight: most requests that run at once; the others wait.
         connect_timeout_ns: how long a request waits for a model that is not connected.
         queue: the queue in front.
+        priorities: of the queue.
+        max_request_ns: a request ends so long after its arrival, waiting or running; 0 = no limit.
     """
 
     models: tuple[str, ...]
     max_inflight: int
     connect_timeout_ns: int
     queue: EntryQueuePolicy
+    priorities: Priorities = field(default_factory=Priorities)
+    max_request_ns: int = 0
 
 
 class Orchestrator:
@@ -112,6 +111,7 @@ class Orchestrator:
             max_inflight=settings.max_inflight,
             connect_timeout_ns=settings.connect_timeout_ns,
             queue=settings.queue,
+            priorities=settings.priorities,
         )
         self._generations: dict[int, Generation] = {}
         self._updates: list[Update] = []
@@ -159,22 +159,52 @@ class Orchestrator:
 
     # --- what the shell tells -------------------------------------------------------------------------------------
 
-    def submit(self, request: GenerationRequest, *, now_ns: int, arrived_ns: int | None = None) -> int:
+    def route(self, request: GenerationRequest) -> Route:
+        """How a request goes. Touches no state but the policies', so any thread may ask; may load a policy.
+
+        Raises:
+            RouterError: there is no such policy, it cannot be loaded, or it names no first model.
+        """
+        return find_route(request, self._policies.get(request.policy))
+
+    def knows(self, policy: PolicySpec) -> bool:
+        """Whether `route` need not load this policy; callable from any thread."""
+        return self._policies.found(policy) is not None
+
+    def submit(
+        self,
+        request: GenerationRequest,
+        *,
+        now_ns: int,
+        arrived_ns: int | None = None,
+        route: Route | None = None,
+    ) -> int:
         """A request arrives; it starts at once if it can. Returns its key.
+
+        Args:
+            request: what is asked.
+            now_ns: the time.
+            arrived_ns: when it came, if that was earlier: that is its place in the queue.
+            route: what `route` answered for it; asked here by default.
 
         Raises:
             RouterError: the request is refused; nothing was kept.
         """
         if self._stop_ns is not None and now_ns >= self._stop_ns:
-            raise stopping()
-        policy = self._policies.get(request.policy)
+            raise errors.stopping()
+        route = route or self.route(request)
         # One that comes while a turn works is taken in by that turn, whose clock was read before; no wait is negative.
         arrived_ns = now_ns if arrived_ns is None else min(arrived_ns, now_ns)
         transcript = Transcript(self._next_key, request, self._tokenizer)
-        generation = Generation(self._next_key, request, policy, arrived_ns, transcript)
+        limit_ns = arrived_ns + self.settings.max_request_ns if self.settings.max_request_ns else None
+        generation = Generation(
+            self._next_key, request, route.policy, arrived_ns, transcript, route.first, limit_ns=limit_ns
+        )
         if error := self._admission.misfit(generation):
             raise error
-        give_up_ns = self._admission.queue.push(generation, now_ns=arrived_ns, deadline_ns=generation.deadline_ns)
+        give_up_ns = self._admission.queue.push(
+            generation, now_ns=arrived_ns, deadline_ns=generation.deadline_ns, priority=request.priority
+        )
         self._next_key += 1
         self._generations[generation.key] = generation
         self.statistics.accepted += 1
@@ -208,12 +238,15 @@ class Orchestrator:
         self._alarms.pass_until(now_ns)
         if self._stop_ns is not None and now_ns >= self._stop_ns:
             for generation in list(self._generations.values()):
-                self._fail(generation, Event.STOPPED, stopping())
+                self._fail(generation, Event.STOPPED, errors.stopping())
         for generation, expired in self._admission.queue.expired(now_ns=now_ns):
             self._fail(generation, Event.TIMED_OUT, expired)
         for generation in list(self._generations.values()):
             deadline_ns = generation.deadline_ns
-            if deadline_ns is not None and now_ns >= deadline_ns:
+            if generation.limit_ns is not None and now_ns >= generation.limit_ns:
+                late = errors.too_late(generation, now_ns, self.settings.max_request_ns)
+                self._fail(generation, Event.TIMED_OUT, late)
+            elif deadline_ns is not None and now_ns >= deadline_ns:
                 # What it has is a response, though cut short; one that still waited was refused above.
                 self._finish(generation, Event.TIMED_OUT)
             elif error := self._admission.given_up(generation, now_ns=now_ns):
@@ -277,20 +310,15 @@ class Orchestrator:
 
     def _start(self, generation: Generation, now_ns: int) -> None:
         self.statistics.queue_wait.observe((now_ns - generation.arrived_ns) * 1e-9)
-        try:
-            model = generation.first_model()
-        except RouterError as exc:
-            self._fail(generation, Event.REFUSED, exc)
-            return
         generation.happens(Event.STARTED)
         self._admission.start(generation, now_ns=now_ns)
-        self._visit(generation, model, now_ns)
+        self._visit(generation, generation.first, now_ns)
 
     # --- visits and hand-offs -------------------------------------------------------------------------------------
 
     def _greeted(self, model: str, info: ModelInfo, now_ns: int) -> None:
         """A subserver said who it is; requests stranded there go on."""
-        _check_greeting(model, info)
+        errors.check_greeting(model, info)
         self._admission.connected(model, info)
         self._connected[model] = 0
         for generation in self._generations.values():
@@ -313,7 +341,7 @@ class Orchestrator:
             case Outcome.LOST:
                 self._revisit(generation, outcome, now_ns)
             case Outcome.FAILED:
-                self._fail(generation, outcome, _remote_error(row.error, generation.visits.at))
+                self._fail(generation, outcome, errors.remote(row.error, generation.visits.at))
             case _:
                 assert_never(outcome)
 
@@ -407,23 +435,3 @@ class Orchestrator:
     def _send(self, model: str, message: ToSubserver) -> None:
         self._connected[model] = self.in_flight
         self.outbox.append((model, message))
-
-
-def stopping() -> ModelUnavailable:
-    """What is told to requests that a stopping server does not finish."""
-    return ModelUnavailable("the server is stopping; send the request again once it is back, or to another server")
-
-
-def _check_greeting(model: str, info: ModelInfo) -> None:
-    if info.version != PROTOCOL_VERSION:
-        raise ProtocolError(f"model {model!r} speaks version {info.version} of the protocol, not {PROTOCOL_VERSION}")
-    if info.model != model:
-        raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
-
-
-def _remote_error(error: tuple[str, str] | None, model: str) -> RouterError:
-    slug, text = error or ("engine_failed", "no reason given")
-    known: dict[str, type[RouterError]] = {
-        cls.slug: cls for cls in (PolicyFailed, InvalidRequest, ConfigError, EngineFailed)
-    }
-    return known.get(slug, EngineFailed)(f"model {model!r}: {text}")

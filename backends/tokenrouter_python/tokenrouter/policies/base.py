@@ -188,6 +188,7 @@ class PolicyContext:
         models: names of all models of the deployment, in the order of its configuration (small first).
         directory: what relative paths in parameters (checkpoints) are relative to, or None. If given, no path in
             parameters leads out of it, because clients send parameters too.
+        checkpoints: the paths that parameters may name, relative to `directory`; None = any in it.
         tokenizer: of the deployment's models.
         input_embedding: from a model's name to its input embedding [V, H]; ConfigError for a model of another process.
         device: where that process keeps logits and hidden states, for example ``cuda:0``.
@@ -196,6 +197,7 @@ class PolicyContext:
 
     models: tuple[str, ...]
     directory: str | None = None
+    checkpoints: frozenset[str] | None = None
     tokenizer: Tokenizer | None = field(default=None, compare=False)
     input_embedding: Callable[[str], Tensor] | None = field(default=None, compare=False)
     device: str = field(default="cpu", compare=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import Destinations, Handoff, Policy, RouteBatch, Row, Visit
-from tokenrouter.policies.checkpoints import cached, confined, default_checkpoint, resolve
+from tokenrouter.policies.checkpoints import cached, default_checkpoint, listed, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,9 +56,10 @@ class LearnedOneToken(OneToken):
     default_threshold: ClassVar[float]
 
     def check(self) -> None:
-        """Refuses thresholds outside [0, 1] (NaN is outside), and paths out of the deployment's folder."""
+        """Refuses thresholds outside [0, 1] (NaN is outside), and files that the deployment does not list."""
         self.checkpoint: str = self.params.checkpoint or default_checkpoint(self.context, self.name)
-        confined(self.context, self.checkpoint)
+        if self.params.checkpoint:
+            listed(self.context, self.checkpoint)
         self._networks: dict[str, Any] = {}
         check_unit("threshold", self.params.threshold)
 
@@ -90,7 +91,8 @@ class LearnedOneToken(OneToken):
         """
         found = self._networks.get(device)
         if found is None:
-            found = cached(type(self).load, resolve(self.context, self.checkpoint), device)
+            path = resolve(self.context, self.checkpoint, shipped=not self.params.checkpoint)
+            found = cached(type(self).load, path, device)
             self._networks[device] = found
         return found
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import EntryRequest, Policy, PolicyParams
-from tokenrouter.policies.checkpoints import cached, confined, default_checkpoint, resolve
+from tokenrouter.policies.checkpoints import cached, default_checkpoint, listed, resolve
 from tokenrouter.policies.one_token import check_unit
 from tokenrouter.rng import Stream, draw
 
@@ -62,7 +62,8 @@ class QueryLevel(Policy):
         if (self.params.router in ("regex", "classifier", "bert")) != bool(self._checkpoint):
             needs = "has no use for a" if self._checkpoint else "needs a"
             raise InvalidRequest(f"policy_params.router {self.params.router!r} {needs} checkpoint")
-        confined(self.context, self._checkpoint)
+        if self.params.checkpoint:
+            listed(self.context, self._checkpoint)
 
     def _thresholds(self, given: float | Sequence[float]) -> tuple[float, ...]:
         values = (given,) if isinstance(given, (int, float)) else tuple(given)
@@ -85,7 +86,7 @@ class QueryLevel(Policy):
         if self._checkpoint and self._loaded is None:
             from tokenrouter.policies.checkpoints import win_rate
 
-            path = resolve(self.context, self._checkpoint)
+            path = resolve(self.context, self._checkpoint, shipped=not self.params.checkpoint)
             self._loaded = cached(win_rate.LOADERS[self.params.router], path, "cpu")
         return self._loaded
 

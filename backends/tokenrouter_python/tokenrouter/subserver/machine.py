@@ -17,6 +17,8 @@ A request holds KV here from its `Open` until it is gone:
 | row STOP, LENGTH or FAILED   | running  | gone                                                                     |
 | `Close`, or the peer is lost | any      | gone                                                                     |
 
+An `Open` whose policy is not loaded yet awaits that first, and holds nothing.
+
 Waiting and running (*resident*) it is its runner's; away nothing happens to it but that its KV is kept.
 """
 
@@ -25,6 +27,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
 
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import KvEngine
@@ -45,10 +49,15 @@ from tokenrouter.messages import (
 )
 from tokenrouter.policies import PolicyCache, calls
 from tokenrouter.policies.base import Policy, PolicyContext
+from tokenrouter.policies.cache import MAX_BYTES, Loading, attempt
 from tokenrouter.subserver.runner import Plan, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
 
 log = logging.getLogger(__name__)
+
+Loaded: TypeAlias = Callable[["Policy | Exception", int], None]
+Loader: TypeAlias = Callable[[Loading, Loaded], None]
+"""Attempts a loading, in any thread, then tells what came of it, and when, in the machine's own thread."""
 
 
 @dataclass(slots=True)
@@ -69,6 +78,7 @@ class Subserver:
         runner: with the model's engine.
         shares: KV quota in blocks by the share that an orchestrator's `Hello` names. Together at most the pool.
         context: builds the policy context for a peer's list of models.
+        policy_cache_bytes: most that loaded policies of one such list hold.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class Subserver:
         *,
         shares: dict[str, int],
         context: Callable[[tuple[str, ...]], PolicyContext],
+        policy_cache_bytes: int = MAX_BYTES,
     ) -> None:
         info = runner.engine.info
         if info.max_num_tokens <= info.max_batch:
@@ -95,7 +106,10 @@ class Subserver:
         self._runner = runner
         self._shares = shares
         self._context = context
+        self._policy_cache_bytes = policy_cache_bytes
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
+        self._loader: Loader | None = None
+        self._awaiting: dict[tuple[tuple[str, ...], PolicySpec], list[tuple[int, Open]]] = {}
         self._peers: dict[int, _Peer] = {}
 
     # --- messages -----------------------------------------------------------------------------------------------
@@ -136,7 +150,7 @@ class Subserver:
             ProtocolError: the peer broke the protocol; close its connection.
         """
         if isinstance(message, Hello):
-            self._greet(peer, message)
+            self._greet(peer, message, now_ns)
             return
         if peer not in self._peers:
             raise ProtocolError(f"{type(message).__name__} before Hello")
@@ -151,11 +165,13 @@ class Subserver:
     def disconnected(self, peer: int) -> None:
         """An orchestrator is gone: its requests are dropped and their KV is freed."""
         gone = self._peers.pop(peer, None)
+        for waiting in self._awaiting.values():
+            waiting[:] = [(other, message) for other, message in waiting if other != peer]
         if gone is not None:
             for sequence in gone.sequences.values():
                 self._runner.release(sequence)
 
-    def _greet(self, peer: int, hello: Hello) -> None:
+    def _greet(self, peer: int, hello: Hello, now_ns: int) -> None:
         if hello.version != PROTOCOL_VERSION:
             raise ProtocolError(f"{hello.peer} speaks version {hello.version} of the protocol, not {PROTOCOL_VERSION}")
         if peer in self._peers:
@@ -165,7 +181,7 @@ class Subserver:
         if self.name not in hello.models:
             raise ProtocolError(f"{hello.peer} does not list this model, {self.name}, among {hello.models}")
         self._peers[peer] = _Peer(hello.peer, hello.models)
-        self._prepare(hello)
+        self._prepare(hello, now_ns)
         info = self.engine.info
         self.outbox.append(
             (
@@ -183,28 +199,55 @@ class Subserver:
             )
         )
 
-    def _prepare(self, hello: Hello) -> None:
+    def _prepare(self, hello: Hello, now_ns: int) -> None:
         """Loads what the deployment's policy needs here, so that the first request does not wait for it."""
-        try:
-            self.policy(hello.policy, hello.models).prepare(self.name)
-        except Exception:
-            # Its requests will be told; others are not concerned.
-            log.exception("policy %s of %s cannot run at %s", hello.policy.name, hello.peer, self.name)
+        cache = self._cache(hello.models)
+
+        def loaded(outcome: Policy | Exception, _: int) -> None:
+            if isinstance(outcome, Exception):
+                # Its requests will be told; others are not concerned.
+                policy, peer = hello.policy.name, hello.peer
+                log.error("policy %s of %s cannot run at %s", policy, peer, self.name, exc_info=outcome)
+
+        self._load(lambda: cache.pin(hello.policy), loaded, now_ns)
+
+    def _load(self, loading: Loading, loaded: Loaded, now_ns: int) -> None:
+        if self._loader is None:
+            loaded(attempt(loading), now_ns)
+        else:
+            self._loader(loading, loaded)
 
     def _open(self, peer: int, message: Open, now_ns: int) -> None:
         self._drop(peer, message.request)
+        key = (self._peers[peer].models, message.policy)
+        cache = self._cache(key[0])
+        if (policy := cache.found(message.policy)) is not None:
+            self._enter(peer, message, policy, now_ns)
+        elif key in self._awaiting:
+            self._awaiting[key].append((peer, message))
+        else:
+            self._awaiting[key] = [(peer, message)]
+            self._load(lambda: cache.get(message.policy), partial(self._loaded, key), now_ns)
+
+    def _loaded(self, key: tuple[tuple[str, ...], PolicySpec], outcome: Policy | Exception, now_ns: int) -> None:
+        """A policy is there, or cannot be loaded: the requests that waited for it go on, in their order."""
+        for peer, message in self._awaiting.pop(key):
+            self._enter(peer, message, outcome, now_ns)
+
+    def _enter(self, peer: int, message: Open, policy: Policy | Exception, now_ns: int) -> None:
         try:
-            sequence = self._admit(peer, message)
+            if isinstance(policy, Exception):
+                raise policy
+            sequence = self._admit(peer, message, policy)
         except Exception as exc:
             self._reply(peer, failed(message.request, message.visit, exc), now_ns)
             return
         self._peers[peer].sequences[message.request] = sequence
         self._arrive(sequence, message, now_ns)
 
-    def _admit(self, peer: int, message: Open) -> ModelSequence:
+    def _admit(self, peer: int, message: Open, policy: Policy) -> ModelSequence:
         """The request with its KV."""
         self._check_tokens(message, message.kv_tokens)
-        policy = self.policy(message.policy, self._peers[peer].models)
         sequence = ModelSequence(
             peer=peer,
             request=message.request,
@@ -261,15 +304,23 @@ class Subserver:
         self.outbox.append((peer, Report(now_ns, [row])))
 
     def _drop(self, peer: int, request: int) -> None:
+        for waiting in self._awaiting.values():
+            waiting[:] = [each for each in waiting if (each[0], each[1].request) != (peer, request)]
         sequence = self._peers[peer].sequences.pop(request, None)
         if sequence is not None:
             self._runner.release(sequence)
 
-    def policy(self, spec: PolicySpec, models: tuple[str, ...]) -> Policy:
-        """The policy instance for a specification, in a deployment of these models."""
+    def _cache(self, models: tuple[str, ...]) -> PolicyCache:
+        """The policies of a deployment of these models."""
         if models not in self._policies:
-            self._policies[models] = PolicyCache(self._context(models))
-        return self._policies[models].get(spec)
+            self._policies[models] = PolicyCache(
+                self._context(models), most_bytes=self._policy_cache_bytes, prepared_for=self.name
+            )
+        return self._policies[models]
+
+    def load_with(self, loader: Loader) -> None:
+        """Policies are loaded by `loader` from now on, elsewhere if it likes. By default they are at once."""
+        self._loader = loader
 
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when `poll` may have something although no message came."""

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenrouter.assembly import Entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
@@ -12,16 +19,30 @@ from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.pulse import Pulse
+from tokenrouter.request import GenerationRequest
+from tokenrouter.triton.reading import SMALL_BYTES, ReadingPool
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import Input, read_inputs, read_timeout_us
+from tokenrouter.triton.tensors import Input, check_sizes, read_inputs, read_timeout_us, size_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request of Triton's: whom to answer, when it came, and its own time-out."""
+
+    reply: TritonReply
+    arrived_ns: int
+    timeout_us: int
+
 
 # How long Triton may take to accept the last answers of a process that ends itself.
 _ANSWER_S = 5.0
 
 
 class Frontend:
-    """Validates requests on Triton's thread and hands them to an orchestrator loop, which it starts.
+    """Validates requests, the small ones on Triton's thread, and hands them to an orchestrator loop, which it starts.
 
     Args:
         entry: tokenizer, request builder and settings.
@@ -55,36 +76,74 @@ class Frontend:
         self._loop = OrchestratorLoop(
             orchestrator, carrier, hello=entry.hello(name, share), changed=changed, broke=self._loop_broke
         )
+        self._orchestrator = orchestrator
+        self._reading = ReadingPool(name)
         self._responder: Responder[TritonReply] = Responder(name, self._loop.cancel)
         self._loop.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Takes requests; never blocks."""
+        """Takes requests; never blocks for long."""
         arrived_ns = time.monotonic_ns()
         for request in requests:
-            self._take(request, arrived_ns)
+            reply = TritonReply(request, self._outputs, self._responder, root=self._entry.root)
+            with self._told(reply):
+                self._take(request, reply, arrived_ns)
 
-    def _take(self, request: Any, arrived_ns: int) -> None:
-        reply = TritonReply(request, self._outputs, self._responder)
+    def _take(self, request: Any, reply: TritonReply, arrived_ns: int) -> None:
+        timeout_us = read_timeout_us(request.parameters(), self._inputs) or int(request.timeout())
+        call = _Call(reply, arrived_ns, timeout_us)
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        size = size_of(tensors)
+        if size <= SMALL_BYTES:
+            self._read(call, tensors)
+            return
+        check_sizes(tensors, self._inputs, self._entry.builder.limits)
+        # Numbers lie in memory that Triton takes back when this thread returns to it.
+        tensors = {name: array if array.dtype == np.object_ else array.copy() for name, array in tensors.items()}
+        self._later(call, size, partial(self._read, call, tensors))
+
+    def _read(self, call: _Call, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """From tensors to a request; one whose policy has to be loaded waits for that elsewhere."""
+        builder = self._entry.builder
+        fields, form = read_inputs(tensors, self._inputs, builder.limits, builder.defaults)
+        built = builder.build(fields, timeout_ns=self._timeout_ns(call.timeout_us, fields.priority))
+        call.reply.accept(form, stream=built.stream, prompt=built.prompt, prompt_tokens=len(built.tokens))
+        if self._orchestrator.knows(built.policy):
+            self._submit(call, built)
+        else:
+            self._later(call, len(built.policy.params), partial(self._submit, call, built))
+
+    def _submit(self, call: _Call, built: GenerationRequest) -> None:
+        """Hands it over. The policy decides here who writes first, which may run a model."""
+        route = self._orchestrator.route(built)
+        self._responder.watch(call.reply)
+        self._loop.submit(built, call.reply, arrived_ns=call.arrived_ns, route=route)
+
+    def _later(self, call: _Call, size: int, work: Callable[[], None]) -> None:
+        def job() -> None:
+            with self._told(call.reply):
+                work()
+
+        self._reading.put(job, size, refuse=partial(self._loop.refuse, call.reply))
+
+    @contextmanager
+    def _told(self, reply: TritonReply) -> Iterator[None]:
+        """Whatever is raised is told to the one request that it is about."""
         try:
-            timeout_us = read_timeout_us(request.parameters(), self._inputs) or int(request.timeout())
-            tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            builder = self._entry.builder
-            fields, call = read_inputs(tensors, self._inputs, builder.limits, builder.defaults)
-            built = builder.build(fields, timeout_ns=self._timeout_ns(timeout_us))
+            yield
         except RouterError as exc:
             self._loop.refuse(reply, exc)
         except Exception as exc:
+            log.exception("a request cannot be read")
             self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}"))
-        else:
-            reply.accept(call, stream=built.stream, prompt=built.prompt, prompt_tokens=len(built.tokens))
-            self._responder.watch(reply)
-            self._loop.submit(built, reply, arrived_ns=arrived_ns)
 
-    def _timeout_ns(self, timeout_us: int) -> int | None:
+    def _timeout_ns(self, timeout_us: int, priority: int | None) -> int | None:
+        """The request's own time-out, if it may have one at its level; None without."""
         if not timeout_us:
             return None
-        if not self._entry.config.queue.allow_timeout_override:
+        config = self._entry.config
+        level = config.priorities.level(priority)
+        if not config.priorities.policies.get(level, config.queue).allow_timeout_override:
             raise InvalidRequest(
                 f"timeout is {timeout_us} microseconds, but this deployment sets its own: leave it out, or set the "
                 "model's parameter allow_timeout_override to true"
@@ -106,5 +165,6 @@ class Frontend:
 
     def stop(self, *, within_s: float | None = None) -> None:
         """Ends the loop; requests that still run are told so, within a time if Triton may not listen any more."""
+        self._reading.stop()
         self._loop.stop()
         self._responder.stop(within_s=within_s)

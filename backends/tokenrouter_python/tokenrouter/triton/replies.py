@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,15 @@ import triton_python_backend_utils as pb_utils
 
 from tokenrouter.errors import RouterError
 from tokenrouter.response import Result, Run, Update
+from tokenrouter.triton.paths import without_paths
 from tokenrouter.triton.responder import Responder
 from tokenrouter.triton.tensors import CallFields
 
 
-def triton_error(error: RouterError) -> Any:
-    """The error as Triton's own type, with its code."""
+def triton_error(error: RouterError, root: Path) -> Any:
+    """The error as Triton's own type, with its code. Of the repository in `root` it names no absolute paths."""
     code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.INTERNAL)
-    return pb_utils.TritonError(str(error), code)
+    return pb_utils.TritonError(without_paths(str(error), root), code)
 
 
 class TritonReply:
@@ -30,9 +32,11 @@ class TritonReply:
         request: Triton's request (decoupled).
         outputs: names of the output tensors that the model declares.
         responder: the thread that sends.
+        root: of the model repository.
     """
 
-    def __init__(self, request: Any, outputs: frozenset[str], responder: Responder[TritonReply]) -> None:
+    def __init__(self, request: Any, outputs: frozenset[str], responder: Responder[TritonReply], *, root: Path) -> None:
+        self._root = root
         self._responder = responder
         self._sender = request.get_response_sender()
         self._wanted = frozenset(request.requested_output_names()) & outputs or outputs
@@ -63,7 +67,7 @@ class TritonReply:
         if update.tokens or update.result is not None:
             self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)))
         if update.error is not None:
-            self._sender.send(pb_utils.InferenceResponse(error=triton_error(update.error)), flags=final)
+            self._sender.send(pb_utils.InferenceResponse(error=triton_error(update.error, self._root)), flags=final)
         elif update.final:
             self._sender.send(flags=final)
 

@@ -37,6 +37,12 @@ class Input:
     harmless: tuple[Any, ...] | None = ()
 
 
+# More values than this have no business in a tensor that is not supported.
+_MANY = 1024
+_SLICE = 1 << 15
+_LONGEST_PARAMETERS = 1 << 16
+_LONGEST_NAME = 64
+
 _ROUTED_INPUTS: dict[str, Input] = {
     "text_input": Input("STRING", field="text_input"),
     "input_ids": Input("INT32", (-1,), field="input_ids"),
@@ -65,6 +71,7 @@ _ROUTED_INPUTS: dict[str, Input] = {
     "return_num_output_tokens": Input("BOOL", field="return_num_output_tokens"),
     "policy": Input("STRING", field="policy"),
     "policy_params": Input("STRING", field="policy_params"),
+    "priority": Input("UINT64", field="priority"),
     "return_routing": Input("BOOL", field="return_routing"),
 }
 
@@ -92,9 +99,10 @@ _REFUSED_INPUTS: dict[str, Input] = {
     "video_bytes_input": Input("UINT8", (-1, -1, -1, -1)),
 }
 
+_ENTRY_ONLY = ("policy", "policy_params", "priority", "return_routing")
 ENTRY_INPUTS: Mapping[str, Input] = {**_ROUTED_INPUTS, **_REFUSED_INPUTS}
 SUBSERVER_INPUTS: Mapping[str, Input] = {
-    name: tensor for name, tensor in _ROUTED_INPUTS.items() if name not in ("policy", "policy_params", "return_routing")
+    name: tensor for name, tensor in _ROUTED_INPUTS.items() if name not in _ENTRY_ONLY
 }
 
 ENTRY_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
@@ -154,18 +162,18 @@ def read_inputs(
     Args:
         tensors: arrays by name, with the batch dimension.
         table: what the model declares.
-        limits: how many values a list may have; asked before any of them is read.
+        limits: see `check_sizes`.
         defaults: of what is not sent.
 
     Raises:
         InvalidRequest: names the tensor, its value and the allowed form.
     """
     _check_one_prompt(tensors)
+    check_sizes(tensors, table, limits)
     request: dict[str, Any] = {}
     call: dict[str, Any] = {}
     for name, array in tensors.items():
         declared = table[name]
-        limits.check_count(declared.field, array.size)
         values = _row(name, array)
         if not declared.field:
             _refuse_unless_harmless(name, declared, values)
@@ -182,6 +190,36 @@ def read_inputs(
     return RequestFields(**request), CallFields(**call)
 
 
+def size_of(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
+    """Bytes of all tensors; of texts at least 16 each."""
+    return sum([_size(array) for array in tensors.values()])
+
+
+def _size(array: npt.NDArray[Any]) -> int:
+    if array.dtype != np.object_ or array.size > _MANY:
+        return 16 * array.size if array.dtype == np.object_ else array.nbytes
+    return sum([max(16, len(value)) for value in array.reshape(-1)])
+
+
+def check_sizes(tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Input], limits: Limits) -> None:
+    """Refuses what is too much by its count or bytes, before any of it is read.
+
+    Raises:
+        InvalidRequest: names the tensor, its size and the limit.
+    """
+    for name, array in tensors.items():
+        declared = table[name]
+        limits.check_count(declared.field, array.size)
+        if array.size > 1 and -1 not in declared.dims and array.shape[0] == 1:
+            raise InvalidRequest(f"{name} has {array.size} values; send exactly one")
+        if not declared.field and array.size > _MANY:
+            raise InvalidRequest(f"{name} is not supported (got {array.size} values): leave it out")
+        if array.dtype == np.object_:
+            for i, value in enumerate(array.reshape(-1)):
+                where = declared.field or name
+                limits.check_bytes(f"{where}[{i}]" if -1 in declared.dims else where, len(value))
+
+
 def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
     """`timeout` among the custom request parameters, in microseconds, or 0; all others are refused.
 
@@ -195,10 +233,13 @@ def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
     Raises:
         InvalidRequest: names the parameter and what it may have been meant for.
     """
+    if len(parameters or "") > _LONGEST_PARAMETERS:
+        raise InvalidRequest(f"unknown fields of {len(parameters)} bytes; leave out all but these: {', '.join(table)}")
     given = json.loads(parameters or "{}")
     timeout = given.pop("timeout", 0)
     for name in given:
         if not name.startswith("triton_") and name not in _IGNORED_PARAMETERS:
+            name = name[:_LONGEST_NAME]
             close = get_close_matches(name, table, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(table)}"
             raise InvalidRequest(f"unknown field {name!r}; {hint}")
@@ -217,7 +258,11 @@ def _check_one_prompt(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
 
 def _row(name: str, array: npt.NDArray[Any]) -> list[Any]:
     """All values of the only row."""
-    values: list[Any] = array.reshape(-1).tolist()
+    values: list[Any] = []
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _SLICE):
+        # Not all at once, since other threads wait as long as one conversion takes.
+        values += flat[start : start + _SLICE].tolist()
     return [_text(name, value) for value in values] if array.dtype == np.object_ else values
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from tokenrouter.checkpoint import refuse_pointer
 from tokenrouter.errors import ConfigError, InvalidRequest
@@ -25,6 +25,7 @@ __all__ = [
     "confined",
     "default_checkpoint",
     "is_native",
+    "listed",
     "load_router",
     "resolve",
     "save_router",
@@ -56,13 +57,36 @@ def confined(context: PolicyContext, path: str) -> str:
     return full
 
 
-def resolve(context: PolicyContext, path: str) -> Path:
-    """A path from parameters as an existing file or folder, see `confined`.
+def listed(context: PolicyContext, path: str) -> None:
+    """Refuses a path from parameters that is none of `context.checkpoints`: the deployment says what is read at all.
 
     Raises:
-        InvalidRequest: the path leads out of the directory.
+        InvalidRequest: it is not; names those that are. Or it leads out of the directory.
+    """
+    full = confined(context, path)
+    if context.checkpoints is None:
+        return
+    known = {confined(context, each) for each in context.checkpoints}
+    if full not in known:
+        offered = ", ".join(sorted(context.checkpoints)) or "none"
+        raise InvalidRequest(
+            f"policy_params.checkpoint is {path!r}; checkpoints that clients of this deployment may name: {offered} "
+            "(policy_checkpoints of the entry model)"
+        )
+
+
+def resolve(context: PolicyContext, path: str, *, shipped: bool = False) -> Path:
+    """A path from parameters as an existing file or folder, see `confined` and `listed`.
+
+    Args:
+        shipped: it is no parameter but a `default_checkpoint`.
+
+    Raises:
+        InvalidRequest: the path leads out of the directory, or parameters may not name it.
         ConfigError: nothing is there, or a Git LFS pointer.
     """
+    if not shipped:
+        listed(context, path)
     full = confined(context, path)
     if not os.path.exists(full):
         raise ConfigError(f"checkpoint {path!r} does not exist; paths are relative to the deployment's folder")
@@ -74,12 +98,14 @@ def resolve(context: PolicyContext, path: str) -> Path:
 def cached(loader: Callable[[Path, str], Any], path: Path, device: str) -> Any:
     """`loader(path, device)`, remembered until the file changes: policy instances share weights.
 
-    Errors of the loader are not remembered.
+    Remembered as long as some policy holds what was loaded. Errors of the loader are not remembered.
     """
     stat = path.stat()
-    return _cached(loader, path, device, (stat.st_mtime_ns, stat.st_size))
+    key = (loader, path, device, stat.st_mtime_ns, stat.st_size)
+    found = _loaded.get(key)
+    if found is None:
+        found = _loaded[key] = loader(path, device)
+    return found
 
 
-@lru_cache(maxsize=8)
-def _cached(loader: Callable[[Path, str], Any], path: Path, device: str, stamp: tuple[int, int]) -> Any:
-    return loader(path, device)
+_loaded: WeakValueDictionary[tuple[Any, ...], Any] = WeakValueDictionary()
