@@ -170,6 +170,15 @@ def test_a_state_that_would_be_lost_is_refused(router: TokenRouter, caplog: pyte
     assert_idle(router)
 
 
+def test_a_policy_that_remembers_earlier_positions_is_refused(router: TokenRouter, tmp_path: Path) -> None:
+    remembers = "remembers a request's earlier positions, and 'small' runs on TensorRT-LLM.*engine: torch"
+    with pytest.raises(InvalidRequest, match=remembers):
+        generate(router, "r2r", {"strategy": "momentum"})
+    assert_idle(router)
+    with pytest.raises(ConfigError, match=remembers):
+        TokenRouter.from_repository(deployment(tmp_path, "r2r", {"strategy": "rolling"}))
+
+
 def test_a_policy_may_say_that_it_rebuilds_its_state(router: TokenRouter, torch_router: TokenRouter) -> None:
     name = f"{POLICIES}:CountsAloud"
     got, want = generate(router, name), generate(torch_router, name)

@@ -44,6 +44,36 @@ class Faulty(Policy):
         return self._at("send", row.position, Handoff(keep_token=True))
 
 
+class CannotSay(Policy):
+    """One model writes, and does not know what it remembers."""
+
+    name = "cannot_say"
+
+    def remembers(self, model: str) -> bool:
+        raise RuntimeError("boom")
+
+
+class Remembers(Policy):
+    """The large model writes every third token, by a count in the state that no token tells."""
+
+    name = "remembers"
+    two_models = True
+
+    def receive(self, row: Row) -> Visit:
+        return Visit(limit=1, then="small") if row.model == "large" else Visit()
+
+    def route(self, batch: RouteBatch) -> Destinations:
+        for row in batch.rows:
+            row.state["asked"] = row.state.get("asked", 0) + 1
+        return [row.state["asked"] % 3 == 0 for row in batch.rows]
+
+    def send(self, row: Row, target: str) -> Handoff:
+        return Handoff(keep_token=False)
+
+    def remembers(self, model: str) -> bool:
+        return model == "small"
+
+
 class PingPong(Policy):
     """Nobody ever keeps a token."""
 

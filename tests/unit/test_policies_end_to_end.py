@@ -114,6 +114,24 @@ def test_decisions_do_not_depend_on_what_else_is_in_the_batch(router: TokenRoute
     assert writers == {"small", "large"}, "the setting routes nothing"
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"strategy": "momentum", "aleatoric_threshold": 2.28, "quick_to_ref_threshold": 0.2},
+        {"strategy": "rolling", "aleatoric_threshold": 2.1},
+        {"strategy": "neural_rolling", "threshold": 0.01},
+    ],
+    ids=lambda params: params["strategy"],
+)
+def test_what_a_strategy_remembers_is_the_requests_own(
+    router: TokenRouter, delayed: TokenRouter, params: dict[str, Any]
+) -> None:
+    alone = [trace(router.generate([fields(problem, "r2r", params)])[0]) for problem in PROBLEMS]
+    assert [trace(result) for result in together(router, "r2r", params)] == alone
+    assert [trace(result) for result in together(delayed, "r2r", params)] == alone
+    assert sum(handoffs for _, _, handoffs, _ in alone) > len(PROBLEMS)
+
+
 @pytest.mark.parametrize("policy", SETTINGS)
 def test_decisions_do_not_depend_on_the_scheduler(router: TokenRouter, delayed: TokenRouter, policy: str) -> None:
     params = SETTINGS[policy]

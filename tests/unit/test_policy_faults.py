@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tests.unit.cluster import END_ID, PROMPT, Cluster, request, spec
@@ -75,6 +77,36 @@ def test_a_hand_off_to_a_model_without_a_reservation_fails_that_request() -> Non
     assert isinstance(cluster.error(key), PolicyFailed)
     assert "not among the models it visits" in str(cluster.error(key))
     cluster.assert_conserved()
+
+
+def test_a_policy_that_cannot_say_what_it_remembers_fails_its_own_requests() -> None:
+    cluster = Cluster()
+    neighbour = cluster.submit(request(PROMPT))
+    key = cluster.submit(request(PROMPT, policy=PolicySpec("tests.unit.faulty_policies:CannotSay")))
+    cluster.run()
+    assert isinstance(cluster.error(key), PolicyFailed)
+    assert "'cannot_say', remembers: RuntimeError: boom" in str(cluster.error(key))
+    assert cluster.result(neighbour).tokens == [*PROMPT, END_ID]
+    cluster.assert_conserved()
+
+
+@pytest.mark.parametrize("lost", ["small", "large"])
+@pytest.mark.parametrize("events", range(4, 44, 8))
+def test_a_model_that_is_lost_takes_nothing_with_it_that_a_policy_remembers(events: int, lost: str) -> None:
+    """The count of decisions lives at the small model, between hand-offs too."""
+    prompt = [*PROMPT, *PROMPT, *PROMPT]
+    cluster = Cluster()
+    policy = PolicySpec("tests.unit.faulty_policies:Remembers")
+    key = cluster.submit(request(prompt, policy=policy, max_tokens=32))
+    for _ in range(events):
+        cluster.random_event(Random(events))
+    cluster.kill(lost)
+    cluster.connect(lost)
+    cluster.run()
+    result = cluster.result(key)
+    assert result.tokens == [*prompt, END_ID]
+    writers = [run.model for run in result.runs for _ in range(run.start, run.end)]
+    assert writers == ["large" if i % 3 == 2 else "small" for i in range(len(writers))]
 
 
 def test_a_policy_under_which_nobody_keeps_a_token_is_stopped() -> None:

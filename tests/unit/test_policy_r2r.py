@@ -190,10 +190,64 @@ def test_wrong_small_model_is_refused_with_both_sizes(tmp_path):
         decide(instance, LOGITS[:, :2], hidden=HIDDEN, tokens=[0, 1])
 
 
+def several():
+    """A file of a class that takes three positions, of 2 logits each."""
+    state = random_state("LogitsClassifier", top=6)
+    return checkpoint(state, "MultiLogitsClassifier")
+
+
+def test_a_network_of_several_positions_is_no_use_to_the_rule_with_a_window(tmp_path):
+    instance = policy(tmp_path, several(), strategy="neural_rolling")
+    with pytest.raises(ConfigError, match=r"MultiLogitsClassifier takes 3 positions.*use strategy 'neural'"):
+        instance.prepare("small")
+
+
+@pytest.mark.parametrize("params", [{"strategy": "momentum"}, {"strategy": "rolling"}, {}])
+def test_what_is_remembered_can_be_taken_back(tmp_path, params):
+    """A copy of the state's dictionary brings a request back to where it was, whatever was decided since."""
+    instance = policy(tmp_path, several()) if not params else make("r2r", params)
+    assert instance.remembers("small")
+    assert not instance.remembers("large")
+    logits = np.random.default_rng(0).normal(size=(40, 12)) * 4 + 12
+    row = FakeRow()
+
+    def decided(positions):
+        return [decide(instance, logits[i : i + 1], rows=[row])[0] for i in positions]
+
+    decided(range(10))
+    kept = dict(row.state)
+    rest = decided(range(10, 40))
+    decided(range(5))
+    row.state = kept
+    assert decided(range(10, 40)) == rest
+
+
+def test_nothing_is_remembered_where_one_position_decides(tmp_path):
+    for params in ({"strategy": "entropy"}, {"strategy": "immediate"}):
+        assert not make("r2r", params).remembers("small")
+    assert not policy(tmp_path, checkpoint(vector_state())).remembers("small")
+
+
+def test_logits_that_are_no_evidence_are_critical():
+    """digamma has poles at whole numbers below 0; the source takes the small model only if a measure is below."""
+    logits = np.array([[-1.0, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11]])
+    assert decide(make("r2r", {"strategy": "immediate"}), logits) == ["large"]
+
+
 def test_refusals():
     with pytest.raises(InvalidRequest, match="checkpoint is missing"):
         make("r2r")
     with pytest.raises(InvalidRequest, match="entropy_threshold has no use with strategy 'neural'"):
         make("r2r", {"checkpoint": "x.pt", "entropy_threshold": 0.5})
+    with pytest.raises(InvalidRequest, match="momentum_factor has no use with strategy 'rolling'; it is for momentum"):
+        make("r2r", {"strategy": "rolling", "momentum_factor": 0.5})
+    with pytest.raises(InvalidRequest, match="threshold has no use with strategy 'momentum'; it is for neural, neural"):
+        make("r2r", {"strategy": "momentum", "threshold": 0.5})
+    with pytest.raises(InvalidRequest, match=r"momentum_factor is 1\.5; it lies in \[0, 1\]"):
+        make("r2r", {"strategy": "momentum", "momentum_factor": 1.5})
+    with pytest.raises(InvalidRequest, match="window_size is 0; it is at least 1"):
+        make("r2r", {"strategy": "duo_rolling", "window_size": 0})
+    with pytest.raises(InvalidRequest, match=r"'neural_multi_input'.*strategy \(.*rolling, "):
+        make("r2r", {"strategy": "neural_multi_input"})
     with pytest.raises(InvalidRequest, match="known parameters: checkpoint, threshold"):
         make("r2r", {"treshold": 0.5})

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.support.commands import run
 from tests.unit.citer_layout import vector_state as citer_state
-from tests.unit.r2r_layout import BOLD, checkpoint, vector_state
+from tests.unit.r2r_layout import BOLD, checkpoint, random_state, vector_state
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.checkpoints import RouterFile, citer, collm, load_router, r2r, resolve, save_router
@@ -133,14 +133,58 @@ def test_widths_that_do_not_fit_together_are_explained():
         r2r.build(RouterFile("r2r", integers, args=args))
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    ["HiddenStatesTokenClassifierWithLMHead", "MultiLogitsClassifier", "MultiClassLogitsClassifier", "Unknown", None],
-)
-def test_classes_without_a_rule_are_refused(tmp_path, model_type):
+@pytest.mark.parametrize("model_type", ["Unknown", None])
+def test_unknown_classes_are_refused(tmp_path, model_type):
     torch.save(checkpoint(vector_state(), model_type), tmp_path / "r.pt")
-    with pytest.raises(ConfigError, match=f"'{model_type}' cannot be used; usable: hiddenstatestokenlmheadlogits"):
+    with pytest.raises(
+        ConfigError, match=rf"r\.pt.*model_type '{model_type}' is no class of R2R; known: HiddenStatesTokenLMHeadLogits"
+    ):
         r2r.load_r2r(tmp_path / "r.pt")
+
+
+def windowed(columns=6, *, name="Logits", norm=None, **init_args):
+    """A file of a class of several positions, whose projection takes so many inputs."""
+    state = random_state("HiddenStatesClassifier", hidden=columns)
+    if name == "Logits":
+        for part in ("weight", "bias"):
+            state[f"logits_projection.{part}"] = state.pop(f"hidden_states_projection.{part}")
+    if norm is not None:
+        state |= {"layer_norm.weight": torch.ones(norm), "layer_norm.bias": torch.zeros(norm)}
+        init_args["normalize_input"] = True
+    return checkpoint(state, f"Multi{name}Classifier", **init_args)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (windowed(7), r"r\.pt.*logits_projection\.weight takes 7 inputs.*neural_window_size 3; state the number"),
+        (windowed(neural_window_size=4), r"takes 6 inputs, which is no multiple of init_args\.neural_window_size 4"),
+        (windowed(neural_window_size=0), "init_args.neural_window_size is 0; it is how many positions"),
+        (windowed(neural_window_size="3"), "init_args.neural_window_size is '3'"),
+        (windowed(name="HiddenStates", norm=6), r"'layer_norm\.weight' has shape \[6\].*\[2\] \(hidden size of one"),
+        (
+            checkpoint(random_state("LogitsClassifier"), "MultiClassLogitsClassifier"),
+            r"output_layer\.1\.weight has 1 rows; expected 3: one for p\(divergent\), or three for match, neutral",
+        ),
+        (
+            checkpoint(random_state("LogitsClassifier", outputs=2), "LogitsClassifier"),
+            r"has 2 rows; expected 1 or 3",
+        ),
+    ],
+)
+def test_what_a_class_cannot_be_is_told_with_the_field(tmp_path, content, text):
+    torch.save(content, tmp_path / "r.pt")
+    with pytest.raises(ConfigError, match=text) as caught:
+        r2r.load_r2r(tmp_path / "r.pt")
+    assert "\n" not in str(caught.value)
+
+
+def test_how_many_positions_a_network_sees_survives_conversion(tmp_path):
+    torch.save(windowed(neural_window_size=2), tmp_path / "r.pt")
+    save_router(r2r.read_official(tmp_path / "r.pt"), tmp_path / "r.safetensors")
+    for name in ("r.pt", "r.safetensors"):
+        network = r2r.load_r2r(tmp_path / name)
+        assert (network.window, dict(network.sizes)) == (2, {"logits": 3})
 
 
 def test_hidden_size_comes_from_shapes_not_from_init_args(tmp_path):

@@ -183,7 +183,7 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
         outcome: see `Outcome`; LENGTH and STOP end the response, LOST asks for an `Open` with the whole history.
         tokens: committed in this step; a token that the policy discarded is not among them.
         target: the next model if outcome is LEAVE.
-        state: what the policy sends along on LEAVE.
+        state: what the policy sends along on LEAVE; on STAY, what it remembers of the request, or None.
         log_probs: of `tokens`, if asked for.
         error: slug and text if outcome is FAILED.
     """

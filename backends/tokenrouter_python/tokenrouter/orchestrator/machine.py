@@ -334,6 +334,8 @@ class Orchestrator:
         match outcome:
             case Outcome.STAY:
                 generation.happens(outcome)
+                if row.state is not None:
+                    generation.visits.carried = row.state
             case Outcome.LEAVE:
                 self._relay(generation, row, left_ns, now_ns)
             case Outcome.STOP | Outcome.LENGTH:

@@ -312,6 +312,14 @@ class Policy(InsideEngine):
         """
         return [batch.model] * len(batch)
 
+    def remembers(self, model: str) -> bool:
+        """Whether `route` at `model` puts into `Row.state` what cannot be had again from the tokens. Default: no.
+
+        The state of a request that stays is then reported with every token, so that a model that is lost loses none
+        of it. Engines that own their loop cannot report it, and refuse such a policy.
+        """
+        return False
+
     def send(self, row: Row, target: str) -> Handoff:
         """What travels when `route` sent the request away. Default: the token just sampled is kept."""
         return Handoff(keep_token=True)

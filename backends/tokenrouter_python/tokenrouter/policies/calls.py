@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenrouter.errors import PolicyFailed
 from tokenrouter.messages import copy_state
@@ -49,6 +49,12 @@ def route(policy: Policy, batch: RouteBatch) -> list[str]:
     """The model that goes on, per row."""
     with policy_errors(policy, "route"):
         return destination_names(policy.route(batch), batch, policy.models)
+
+
+def kept_state(sequence: ModelSequence) -> dict[str, Any] | None:
+    """A copy of the state of a request that stays, if its policy remembers what the tokens do not tell; else None."""
+    with policy_errors(sequence.policy, "remembers"):
+        return copy_state(sequence.state) if sequence.policy.remembers(sequence.model) else None
 
 
 def send(sequence: ModelSequence, target: str) -> Handoff:

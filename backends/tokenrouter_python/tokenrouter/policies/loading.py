@@ -57,10 +57,18 @@ def parse_params(cls: type[Policy], params: str) -> PolicyParams:
     try:
         return msgspec.json.decode(params or "{}", type=cls.Params)
     except msgspec.ValidationError as exc:
-        known = ", ".join(field.name for field in msgspec.structs.fields(cls.Params)) or "none"
+        known = ", ".join(map(_described, msgspec.structs.fields(cls.Params))) or "none"
         raise InvalidRequest(f"policy_params of {cls.name!r}: {exc}; known parameters: {known}") from exc
     except msgspec.DecodeError as exc:
         raise InvalidRequest(f"policy_params is not valid JSON: {exc}; send an object such as {{}}") from exc
+
+
+def _described(field: msgspec.structs.FieldInfo) -> str:
+    """A parameter's name, with its values if there are few."""
+    kind = msgspec.inspect.type_info(field.type)
+    if not isinstance(kind, msgspec.inspect.LiteralType):
+        return field.name
+    return f"{field.name} ({', '.join(map(str, kind.values))})"
 
 
 def load_policy(spec: PolicySpec, context: PolicyContext) -> Policy:

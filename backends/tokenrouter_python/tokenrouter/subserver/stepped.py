@@ -149,11 +149,13 @@ def _batch(index: list[int], sequences: Sequence[ModelSequence], tokens: Tensor,
 
 def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None) -> ReportRow:
     """One request's line of the report; commits the token unless the policy discards it."""
-    handoff = Handoff(keep_token=True)
+    handoff, kept = Handoff(keep_token=True), None
     try:
         if isinstance(target, PolicyFailed):
             raise target
-        if target != sequence.model:
+        if target == sequence.model:
+            kept = calls.kept_state(sequence)
+        else:
             handoff = calls.send(sequence, target)
     except PolicyFailed as exc:
         return failed(sequence.request, sequence.visit, exc)
@@ -172,6 +174,6 @@ def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_pr
         outcome,
         tokens,
         target if leaves else "",
-        sequence.state if leaves else None,
+        sequence.state if leaves else kept,
         [log_prob] if log_prob is not None and tokens else None,
     )

@@ -28,6 +28,12 @@ from tokenrouter.weights import read_embedding
 MARK = 1e30
 """What is written where a request would leave; -inf elsewhere."""
 
+_FORGETFUL = (
+    "policy {policy!r} with these policy_params remembers a request's earlier positions, and {model!r} runs on "
+    "TensorRT-LLM, whose worker can return tokens only; choose a strategy or a router that decides by one position, or "
+    "engine: torch for that model"
+)
+
 
 class RouterSettings(msgspec.Struct, frozen=True):
     """What the router in a model's graph needs.
@@ -134,14 +140,19 @@ def router_of(
     """The router that a deployment's policy needs inside this model, or None; it is tried out on the CPU.
 
     Raises:
-        ConfigError: two policies need one, or the policy cannot run there.
+        ConfigError: two policies need one, or the policy cannot run there or remembers.
     """
     found: dict[Any, InsideRouter] = {}
     model = placement.model
     for models, spec in placement.policies:
         context = PolicyContext(models, placement.repository, hidden_size=info.hidden_size, **extras)
         policy = load_policy(spec, context)
-        if model not in policy.visited() or not policy.needs_hidden(model):
+        if model not in policy.visited():
+            continue
+        if not policy.needs_hidden(model):
+            # One that also reads hidden states is refused by `probe`, since it looks at requests.
+            if policy.remembers(model):
+                raise ConfigError(_FORGETFUL.format(policy=spec.name, model=model))
             continue
         if len(models) != 2 or len(handoff_ids) < 2:
             raise ConfigError(
@@ -167,7 +178,7 @@ def router_of(
 
 
 def admit(sequence: ModelSequence, router: InsideRouter | None, *, argmax: bool) -> None:
-    """Refuses a request whose policy needs hidden states that the router in the graph does not stand for.
+    """Refuses a request whose policy remembers, or needs hidden states without the router in the graph for it.
 
     Args:
         sequence: the request.
@@ -179,6 +190,8 @@ def admit(sequence: ModelSequence, router: InsideRouter | None, *, argmax: bool)
     """
     policy, model = sequence.policy, sequence.model
     if not policy.needs_hidden(model):
+        if policy.remembers(model):
+            raise InvalidRequest(_FORGETFUL.format(policy=policy.name, model=model))
         return
     own = None if router is None else router.policy
     same = own is not None and (type(own), own.params, own.models) == (type(policy), policy.params, policy.models)

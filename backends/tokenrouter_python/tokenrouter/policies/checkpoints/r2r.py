@@ -2,7 +2,19 @@
 
 Block(x) = dim_change(x) + W3 gelu(W0 norm(x)); the backbone is a projection, blocks, a norm and a linear layer. Classes
 differ in what goes in; every size comes from tensor shapes, because shipped configurations state wrong ones. Source:
-thu-nics/R2R, r2r/models/router.py (classes and key names). `args` of our format: ``model_type``, ``normalize_input``.
+thu-nics/R2R, r2r/models/router.py (classes and key names). `args` of our format: ``model_type``, ``normalize_input``,
+``neural_window_size``.
+
+Three kinds of classes are unfinished there, and follow what their source says about them:
+
+* HiddenStatesTokenClassifierWithLMHead: its constructor raises. What stands behind that line stores an LM head and a
+  projection after it, which its own `forward` does not read; both may be in a file, and are ignored.
+* MultiLogitsClassifier and MultiHiddenStatesClassifier take the last `neural_window_size` positions, oldest first,
+  logits as the K / window largest of each. How they are fed: r2r/utils/switching.py, NeuralMultiInputSwitching, whose
+  constructor raises. That code softmaxes normalised logits once more than the class and its training do; not followed.
+* MultiClass...: constructors without `forward`. Layers are applied in the order of the classes for one output; the
+  output is what the three-way training takes (script/train/train_router.py): probabilities, by the softmax that the
+  class puts last, or by ours with `apply_softmax` false. The strategy's second softmax over them is not followed.
 """
 
 from __future__ import annotations
@@ -28,15 +40,42 @@ Inputs = Callable[[Mapping[str, "Tensor"]], "Tensor"]
 EMBEDDING = "token_embeddings.weight"
 _POSITIONS = "backbone.position_embedding"
 
-# Class (lower case) -> its inputs, in the order of concatenation.
-CLASSES: Mapping[str, tuple[str, ...]] = {
-    "hiddenstatestokenlmheadlogitsclassifier": ("hidden", "token", "logits"),
-    "hiddenstatestokenlmheadclassifier": ("hidden", "token"),
-    "hiddenstateslogitsclassifier": ("hidden", "logits"),
-    "logitsclassifier": ("logits",),
-    "hiddenstatesclassifier": ("hidden",),
-    "hiddenstatesclassifierwithlmhead": ("lm_head",),
+
+@dataclass(frozen=True)
+class RouterClass:
+    """What sets a class of the source apart.
+
+    Attributes:
+        inputs: in the order of concatenation.
+        window: whether they are those of several positions.
+        outputs: rows that its last layer may have.
+        unread: linear layers that a file holds for nothing.
+    """
+
+    inputs: tuple[str, ...]
+    window: bool = False
+    outputs: tuple[int, ...] = (1, 3)
+    unread: tuple[str, ...] = ()
+
+
+CLASSES: Mapping[str, RouterClass] = {
+    "HiddenStatesTokenLMHeadLogitsClassifier": RouterClass(("hidden", "token", "logits")),
+    "HiddenStatesTokenLMHeadClassifier": RouterClass(("hidden", "token")),
+    "HiddenStatesLogitsClassifier": RouterClass(("hidden", "logits")),
+    "LogitsClassifier": RouterClass(("logits",)),
+    "HiddenStatesClassifier": RouterClass(("hidden",)),
+    "HiddenStatesClassifierWithLMHead": RouterClass(("lm_head",)),
+    "HiddenStatesTokenClassifierWithLMHead": RouterClass(("hidden", "token"), unread=("lm_head", "post_lm_projection")),
+    "MultiLogitsClassifier": RouterClass(("logits",), window=True),
+    "MultiHiddenStatesClassifier": RouterClass(("hidden",), window=True),
+    "MultiClassLogitsClassifier": RouterClass(("logits",), outputs=(3,)),
+    "MultiClassHiddenStatesClassifier": RouterClass(("hidden",), outputs=(3,)),
+    "MultiClassHiddenStatesClassifierWithLMHead": RouterClass(("lm_head",), outputs=(3,)),
 }
+# The source finds classes by either spelling.
+_BY_NAME = {name.lower(): kind for name, kind in CLASSES.items()}
+# neural_window_size where init_args do not say.
+_WINDOW = 3
 
 
 def read_official(path: Path) -> RouterFile:
@@ -62,6 +101,7 @@ def read_official(path: Path) -> RouterFile:
         args={
             "model_type": str(content.get("model_type")),
             "normalize_input": bool(init_args.get("normalize_input", False)),
+            "neural_window_size": init_args.get("neural_window_size", _WINDOW),
         },
     )
 
@@ -110,8 +150,11 @@ class R2RNetwork:
 
     Attributes:
         inputs: features by name (``hidden`` [B, H], ``token`` [B, E], ``logits`` [B, K]) -> [B, D] for the backbone.
+            With a window of W > 1 positions a feature is [B, W, H] or [B, W, K], the oldest first.
         backbone: [B, D] -> [B, 1] or [B, 3].
         sizes: H, E and K of the features that are used; K is how many of the largest logits, in falling order.
+        window: W, how many positions it sees; 1 for most classes.
+        model_type: class, for error texts.
         embedding: [V, E] if the file has the table, else None: the small model's own input embedding is used.
         threshold: stored in the file, or None.
         origin: for error texts.
@@ -120,6 +163,8 @@ class R2RNetwork:
     inputs: Inputs
     backbone: _Backbone
     sizes: Mapping[str, int]
+    window: int
+    model_type: str
     embedding: Tensor | None
     threshold: float | None
     origin: str
@@ -149,19 +194,51 @@ def build(router: RouterFile, device: str = "cpu") -> R2RNetwork:
         ConfigError: a class without a rule, or a tensor missing, superfluous or of another shape.
     """
     model_type = str(router.args.get("model_type"))
-    names = CLASSES.get(model_type.lower())
-    if names is None:
-        raise ConfigError(f"{router.origin}: model_type {model_type!r} cannot be used; usable: {', '.join(CLASSES)}")
+    kind = _BY_NAME.get(model_type.lower())
+    if kind is None:
+        raise ConfigError(f"{router.origin}: model_type {model_type!r} is no class of R2R; known: {', '.join(CLASSES)}")
     normalize = bool(router.args.get("normalize_input", False))
+    window = _window(router) if kind.window else 1
     tensors = Tensors(router, device)
-    table = tensors.take(EMBEDDING, None, None) if "token" in names and EMBEDDING in tensors else None
-    if len(names) > 1:
-        inputs, sizes, width = _combined(tensors, names, normalize, None if table is None else table.shape[1])
+    table = tensors.take(EMBEDDING, None, None) if "token" in kind.inputs and EMBEDDING in tensors else None
+    if len(kind.inputs) > 1:
+        width = None if table is None else table.shape[1]
+        inputs, sizes, width = _combined(tensors, kind.inputs, normalize, width)
     else:
-        inputs, sizes, width = _SINGLE[names[0]](tensors, normalize)
-    backbone = _backbone(tensors, width)
-    tensors.finish(EMBEDDING)
-    return R2RNetwork(inputs, backbone, sizes, table, router.threshold, router.origin)
+        inputs, sizes, width = _SINGLE[kind.inputs[0]](tensors, normalize, window)
+    backbone = _backbone(tensors, width, kind.outputs)
+    unread = [f"{layer}.{part}" for layer in kind.unread for part in ("weight", "bias")]
+    tensors.finish(EMBEDDING, *unread)
+    return R2RNetwork(inputs, backbone, sizes, window, model_type, table, router.threshold, router.origin)
+
+
+def _window(router: RouterFile) -> int:
+    """How many positions the network sees.
+
+    Raises:
+        ConfigError: no such number.
+    """
+    window = router.args.get("neural_window_size", _WINDOW)
+    if not isinstance(window, int) or window < 1:
+        raise ConfigError(
+            f"{router.origin}: init_args.neural_window_size is {window!r}; it is how many positions the network was "
+            "trained on, a whole number from 1 on"
+        )
+    return window
+
+
+def _per_position(tensors: Tensors, name: str, columns: int, window: int) -> int:
+    """How many inputs of a layer are one position's.
+
+    Raises:
+        ConfigError: they do not share out evenly.
+    """
+    if columns % window:
+        raise ConfigError(
+            f"{tensors.origin}: {name} takes {columns} inputs, which is no multiple of init_args.neural_window_size "
+            f"{window}; state the number of positions that it was trained on"
+        )
+    return columns // window
 
 
 def _combined(
@@ -207,27 +284,32 @@ def _sizes(
     return sizes
 
 
-def _logits(tensors: Tensors, normalize: bool) -> tuple[Inputs, dict[str, int], int]:
+def _logits(tensors: Tensors, normalize: bool, window: int) -> tuple[Inputs, dict[str, int], int]:
+    """Positions are normalised by themselves, and go in side by side."""
     projection = tensors.linear("logits_projection", None, None)
+    width, columns = projection[0].shape
+    size = _per_position(tensors, "logits_projection.weight", columns, window)
 
     def inputs(features: Mapping[str, Tensor]) -> Tensor:
-        return functional.linear(_probabilities(features["logits"], normalize), *projection)
+        return functional.linear(_probabilities(features["logits"], normalize).reshape(-1, columns), *projection)
 
-    return inputs, {"logits": projection[0].shape[1]}, projection[0].shape[0]
+    return inputs, {"logits": size}, width
 
 
-def _hidden(tensors: Tensors, normalize: bool) -> tuple[Inputs, dict[str, int], int]:
+def _hidden(tensors: Tensors, normalize: bool, window: int) -> tuple[Inputs, dict[str, int], int]:
+    """Likewise. The source's own norm over several positions is as wide as all of them, and cannot be applied."""
     projection = tensors.linear("hidden_states_projection", None, None)
-    width, size = projection[0].shape
-    norm = tensors.norm("layer_norm", size) if normalize else None
+    width, columns = projection[0].shape
+    size = _per_position(tensors, "hidden_states_projection.weight", columns, window)
+    norm = tensors.norm("layer_norm", size, why="hidden size of one position") if normalize else None
 
     def inputs(features: Mapping[str, Tensor]) -> Tensor:
-        return functional.linear(_normed(features["hidden"], norm), *projection)
+        return functional.linear(_normed(features["hidden"], norm).reshape(-1, columns), *projection)
 
     return inputs, {"hidden": size}, width
 
 
-def _lm_head(tensors: Tensors, normalize: bool) -> tuple[Inputs, dict[str, int], int]:
+def _lm_head(tensors: Tensors, normalize: bool, window: int) -> tuple[Inputs, dict[str, int], int]:
     """A copy of the LM head, its largest outputs in falling order if the projection takes fewer, then a projection."""
     head = tensors.linear("lm_head", None, None)
     projection = tensors.linear("post_lm_projection", None, None)
@@ -245,7 +327,7 @@ def _lm_head(tensors: Tensors, normalize: bool) -> tuple[Inputs, dict[str, int],
 _SINGLE = {"logits": _logits, "hidden": _hidden, "lm_head": _lm_head}
 
 
-def _backbone(tensors: Tensors, inputs: int) -> _Backbone:
+def _backbone(tensors: Tensors, inputs: int, outputs: tuple[int, ...]) -> _Backbone:
     projection = tensors.linear("backbone.input_projection", None, inputs, why="output of the projection before it")
     size = projection[0].shape[0]
     position = None
@@ -258,9 +340,10 @@ def _backbone(tensors: Tensors, inputs: int) -> _Backbone:
         blocks.append(block)
     norm = tensors.norm("backbone.output_layer.0", size)
     output = tensors.linear("backbone.output_layer.1", None, size, why="size of the last block")
-    if output[0].shape[0] not in (1, 3):
+    if output[0].shape[0] not in outputs:
         raise ConfigError(
-            f"{tensors.origin}: backbone.output_layer.1.weight has {output[0].shape[0]} rows; expected 1 or 3 classes"
+            f"{tensors.origin}: backbone.output_layer.1.weight has {output[0].shape[0]} rows; expected "
+            f"{' or '.join(map(str, outputs))}: one for p(divergent), or three for match, neutral and divergent"
         )
     return _Backbone(projection, position, tuple(blocks), norm, output)
 

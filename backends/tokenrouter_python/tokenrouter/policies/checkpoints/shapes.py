@@ -65,9 +65,9 @@ class Tensors:
         weight = self.take(f"{name}.weight", rows, columns, why=why)
         return weight, self.take(f"{name}.bias", weight.shape[0], why=f"as {name}.weight")
 
-    def norm(self, name: str, width: int) -> tuple[Tensor, Tensor]:
+    def norm(self, name: str, width: int, why: str = "") -> tuple[Tensor, Tensor]:
         """Weight [width] and bias [width] of a layer norm."""
-        return self.take(f"{name}.weight", width), self.take(f"{name}.bias", width)
+        return self.take(f"{name}.weight", width, why=why), self.take(f"{name}.bias", width, why=why)
 
     def finish(self, *ignored: str) -> None:
         """Refuses tensors that nobody took, except `ignored`: the file is of another architecture.
