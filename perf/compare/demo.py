@@ -115,7 +115,7 @@ def demo_spec(
     if policy not in POLICIES:
         raise ConfigError(f"no policy {policy!r} for the demo pair; there are {', '.join(POLICIES)}")
     entry = msgspec.structs.replace(
-        spec.entry, policy=policy, policy_params=POLICIES[policy], max_inflight=most, ensemble=None
+        spec.entry, policy=policy, policy_params=POLICIES[policy], max_inflight=most, aliases={}
     )
     models = {
         name: msgspec.structs.replace(

@@ -90,7 +90,7 @@ class EmulatedDeployment:
             "policy": self.policy,
             "policy_params": policy_params(self.profile, self.policy),
             "max_inflight": self.most_in_flight,
-            "ensemble": None,
+            "aliases": {},
         }
         names, shown = self.profile.names, signals(self.profile, self.policy)
         write_emulated_repository(

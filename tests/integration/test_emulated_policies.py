@@ -28,7 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
         step_ms={"small": 0.0, "large": 0.0},
         entry={
             "policy": "r2r",
-            "ensemble": None,
+            "aliases": {},
             "selectable_policies": ["citer", "collm", "rstitch", "scripted"],
         },
         options={"hidden_size": HIDDEN_SIZE},

@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
     repository = write_emulated_repository(
         tmp_path_factory.mktemp("scheduling") / "repository",
         step_ms=dict(STEP_MS),
-        entry={"policy": "random", "policy_params": {"p": LEAVE}, "ensemble": None},
+        entry={"policy": "random", "policy_params": {"p": LEAVE}, "aliases": {}},
         batching={
             name: {
                 "threshold": table[16],

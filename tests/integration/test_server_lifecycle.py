@@ -40,7 +40,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two entry models that differ in how long they wait for a model; steps of 2 ms."""
     folder = tmp_path_factory.mktemp("lifecycle") / "repository"
     for name, connect_ms in ENTRIES.items():
-        entry = {"name": name, "ensemble": None, "connect_timeout_ms": connect_ms}
+        entry = {"name": name, "aliases": {}, "connect_timeout_ms": connect_ms}
         write_emulated(folder, emulated_spec(entry=entry, options=OPTIONS))
     return folder
 

@@ -26,7 +26,7 @@ REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 
 _LIMIT_US = int(QUEUE_LIMIT_S * 1e6)
 _ENTRIES = {
-    "tokenrouter": {"ensemble": "ensemble"},
+    "tokenrouter": {"aliases": {"ensemble": {"shape": "ensemble"}, "tensorrt_llm_bls": {}}},
     # Run one request at a time, each under another queue policy.
     "narrow": {"max_inflight": 1, "queue": {"max_queue_size": 4, "priority_levels": 2, "default_priority_level": 2}},
     "brief": {"max_request_seconds": 1},
@@ -44,7 +44,7 @@ _ENTRIES = {
 def shared_spec(name: str = "tokenrouter") -> DeploymentSpec:
     """The deployment with one of its entry models."""
     return emulated_spec(
-        entry={"ensemble": None, "name": name, "selectable_policies": list(SELECTABLE), **_ENTRIES[name]},
+        entry={"aliases": {}, "name": name, "selectable_policies": list(SELECTABLE), **_ENTRIES[name]},
         options={"step_ms": 1.0, "max_seq_len": CONTEXT},
         per_model={
             "small": {"options": {"kv_cache_config": {"max_tokens": 4 * LARGE_POOL}}, "load_after": ["large"]},

@@ -93,7 +93,7 @@ def test_the_only_entry_model_needs_no_name(emulated: Path) -> None:
     assert (repository.entry().name, repository.entry().models) == ("tokenrouter", ("small", "large"))
     assert repository.entry("tokenrouter") == repository.entry()
     assert list(repository.models(repository.entry())) == ["small", "large"]
-    assert repository.names() == ["ensemble", "large", "other", "small", "tokenrouter"]
+    assert repository.names() == ["ensemble", "large", "other", "small", "tensorrt_llm_bls", "tokenrouter"]
 
 
 @pytest.mark.parametrize("name", ["nothing", "small", "ensemble"])

@@ -121,6 +121,28 @@ def test_seeds_that_are_not_given_differ() -> None:
     assert len({build().sampling.seed for _ in range(50)}) == 50
 
 
+def test_ids_behind_the_length_are_padding() -> None:
+    assert build(input_ids=[5, 6, 0, 0], input_length=2).tokens == [5, 6]
+    for length in (0, 5, -1):
+        with pytest.raises(InvalidRequest, match=rf"input_lengths is {length}; it lies in 1..input_ids \(4\)"):
+            build(input_ids=[5, 6, 0, 0], input_length=length)
+
+
+def test_words_may_be_given_as_ids() -> None:
+    words = [TOKENIZER.encode("A").ids, TOKENIZER.encode("BC").ids]
+    request = build(stop_word_ids=words, bad_word_ids=[*words, [VOCAB_SIZE]], stop_words=["x"])
+    assert request.stop_words == ("x", "A", "BC")
+    assert request.sampling.bad_words == tuple(map(tuple, words))
+    assert build(stop_word_ids=[[END_ID - 1], [END_ID]], end_id=-1).sampling.end_ids == (END_ID,)
+
+
+@pytest.mark.parametrize("name", ["stop_word", "bad_word"])
+def test_words_as_ids_are_limited_like_others(name: str) -> None:
+    made = builder(limits=Limits(words=2))
+    with pytest.raises(InvalidRequest, match=rf"{name}s has 3 values; this deployment takes at most 2 .limits\.words"):
+        made.build(RequestFields(text_input="hi", max_tokens=1, **{f"{name}_ids": [[1], [2], [3]]}))
+
+
 def test_empty_stop_words_are_ignored() -> None:
     assert build(stop_words=["", "x"]).stop_words == ("x",)
 

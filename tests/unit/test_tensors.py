@@ -208,7 +208,6 @@ def test_every_field_of_a_request_has_a_tensor_and_the_other_way_round() -> None
     ("model", "inputs", "outputs"),
     [
         pytest.param("tokenrouter", ENTRY_INPUTS, ENTRY_OUTPUTS, id="entry"),
-        pytest.param("ensemble", ENTRY_INPUTS, ENTRY_OUTPUTS, id="ensemble"),
         pytest.param("small", SUBSERVER_INPUTS, SUBSERVER_OUTPUTS, id="small"),
         pytest.param("large", SUBSERVER_INPUTS, SUBSERVER_OUTPUTS, id="large"),
     ],

@@ -7,7 +7,16 @@ from pathlib import Path
 
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
-from tools.build_repository.pbtxt import built_yaml, ensemble_pbtxt, entry_pbtxt, model_yaml, subserver_pbtxt
+from tools.build_repository.aliases import SHAPES
+from tools.build_repository.pbtxt import (
+    alias_pbtxt,
+    built_yaml,
+    entry_pbtxt,
+    model_yaml,
+    subserver_pbtxt,
+    text_pbtxt,
+    unary_pbtxt,
+)
 from tools.build_repository.routers import place_routers, router_path
 from tools.build_repository.spec import DeploymentSpec, load_spec
 
@@ -34,11 +43,15 @@ def built_deployment(repository: Path) -> DeploymentSpec:
 
 def name_problems(spec: DeploymentSpec) -> Iterator[str]:
     """No models, or two of one name."""
-    names = [spec.entry.name, *filter(None, [spec.entry.ensemble]), *spec.models]
+    entry = spec.entry
+    names = [entry.name, *filter(None, [entry.unary]), *entry.aliases, *spec.models]
     if len(set(names)) != len(names):
         yield f"model names must differ: {', '.join(names)}"
     if not spec.models:
         yield "models is empty; name at least one"
+    for name, alias in entry.aliases.items():
+        if not alias.decoupled and entry.unary is None and alias.shape in SHAPES:
+            yield f"entry.aliases.{name}.decoupled is false, for which entry.unary has to name a model"
     for name, model in spec.models.items():
         if unknown := [other for other in model.load_after if other not in spec.models or other == name]:
             yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(spec.models)}"
@@ -61,9 +74,15 @@ def repository_files(spec: DeploymentSpec) -> dict[str, str]:
         f"{entry.name}/config.pbtxt": entry_pbtxt(entry, spec.models),
         f"{entry.name}/1/.gitkeep": "",
     }
-    if entry.ensemble is not None:
-        files[f"{entry.ensemble}/config.pbtxt"] = ensemble_pbtxt(entry)
-        files[f"{entry.ensemble}/1/.gitkeep"] = ""
+    if entry.unary is not None:
+        files[f"{entry.unary}/config.pbtxt"] = unary_pbtxt(entry, spec.models)
+        files[f"{entry.unary}/1/.gitkeep"] = ""
+    for name, alias in entry.aliases.items():
+        ensemble = alias.shape in SHAPES
+        files[f"{name}/config.pbtxt"] = (
+            alias_pbtxt(name, alias, entry) if ensemble else text_pbtxt(name, alias.shape, entry, spec.models)
+        )
+        files[f"{name}/1/.gitkeep"] = ""
     for name, model in spec.models.items():
         files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model)
         files[f"{name}/1/model.yaml"] = model_yaml(model)

@@ -17,13 +17,18 @@ from tokenrouter.request import Defaults, Limits
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
     ENTRY_OUTPUTS,
+    POSTPROCESSING_INPUTS,
+    POSTPROCESSING_OUTPUTS,
+    PREPROCESSING_INPUTS,
+    PREPROCESSING_OUTPUTS,
     SUBSERVER_INPUTS,
     SUBSERVER_OUTPUTS,
     Input,
 )
 from tokenrouter.yaml_files import Dumper
+from tools.build_repository.aliases import SHAPES
 from tools.build_repository.routers import placed, policy_params, router_paths
-from tools.build_repository.spec import BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec, QueueSpec
+from tools.build_repository.spec import AliasSpec, BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec, QueueSpec
 
 _GENERATED = "# Written by python -m tools.build_repository; change the deployment's YAML file and run it again."
 _BUILT = """\
@@ -33,8 +38,43 @@ _BUILT = """\
 
 def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
     """config.pbtxt of the entry model."""
+    return _entry(entry.name, entry, models, role="orchestrator", decoupled=True)
+
+
+def unary_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
+    """config.pbtxt of the entry model for clients without streams."""
+    assert entry.unary is not None
+    return _entry(entry.unary, entry, models, role="unary", decoupled=False)
+
+
+def text_pbtxt(name: str, role: str, entry: EntrySpec, models: Iterable[str]) -> str:
+    """config.pbtxt of a model that only turns text into ids, or ids into text."""
+    inputs, outputs = {
+        "preprocessing": (PREPROCESSING_INPUTS, PREPROCESSING_OUTPUTS),
+        "postprocessing": (POSTPROCESSING_INPUTS, POSTPROCESSING_OUTPUTS),
+    }[role]
+    return _join(
+        _head(name, entry.max_batch_size, decoupled=False),
+        _inputs(inputs),
+        _outputs(outputs),
+        _INSTANCE,
+        _parameters(_entry_parameters(entry, models, role)),
+    )
+
+
+def _entry(name: str, entry: EntrySpec, models: Iterable[str], *, role: str, decoupled: bool) -> str:
+    return _join(
+        _head(name, entry.max_batch_size, decoupled=decoupled),
+        _inputs(ENTRY_INPUTS),
+        _outputs(ENTRY_OUTPUTS),
+        _INSTANCE,
+        _parameters(_entry_parameters(entry, models, role)),
+    )
+
+
+def _entry_parameters(entry: EntrySpec, models: Iterable[str], role: str) -> dict[str, str]:
     parameters = {
-        "role": "orchestrator",
+        "role": role,
         "models": ",".join(models),
         "policy": entry.policy,
         "policy_params": json.dumps(policy_params(entry)),
@@ -63,13 +103,7 @@ def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
     for name in ("allow_added_tokens", "allow_special_tokens"):
         if getattr(entry, name):
             parameters[name] = "true"
-    return _join(
-        _head(entry.name, entry.max_batch_size),
-        _inputs(ENTRY_INPUTS),
-        _outputs(ENTRY_OUTPUTS),
-        _INSTANCE,
-        _parameters(parameters),
-    )
+    return parameters
 
 
 def subserver_pbtxt(name: str, model: ModelSpec) -> str:
@@ -85,7 +119,7 @@ def subserver_pbtxt(name: str, model: ModelSpec) -> str:
     if model.policy_cache_mib != MAX_BYTES >> 20:
         parameters["policy_cache_mib"] = str(model.policy_cache_mib)
     return _join(
-        _head(name, max_batch_size),
+        _head(name, max_batch_size, decoupled=True),
         _inputs(SUBSERVER_INPUTS),
         _outputs(SUBSERVER_OUTPUTS),
         _INSTANCE,
@@ -105,18 +139,22 @@ def _priorities(queue: QueueSpec) -> dict[str, str]:
     }
 
 
-def ensemble_pbtxt(entry: EntrySpec) -> str:
-    """config.pbtxt of the ensemble that maps 1:1 onto the entry model."""
-    assert entry.ensemble is not None
-    inputs = "".join(_mapping("input_map", name) for name in ENTRY_INPUTS)
-    outputs = "".join(_mapping("output_map", name) for name in ENTRY_OUTPUTS)
-    step = f'    {{\n      model_name: "{entry.name}"\n      model_version: -1\n{inputs}{outputs}    }}\n'
-    head = f'{_GENERATED}\nname: "{entry.ensemble}"\nplatform: "ensemble"\nmax_batch_size: {entry.max_batch_size}'
+def alias_pbtxt(name: str, alias: AliasSpec, entry: EntrySpec) -> str:
+    """config.pbtxt of an ensemble of one step: it costs no process, and a request no copy.
+
+    Triton itself makes an ensemble decoupled if its step is.
+    """
+    shape = SHAPES[alias.shape]
+    step = entry.name if alias.decoupled else entry.unary
+    head_of_step = f'      model_name: "{step}"\n      model_version: -1\n'
+    maps = "".join(_mapping("input_map", target, own) for own, target in shape.inputs.items())
+    maps += "".join(_mapping("output_map", target, own) for own, target in shape.outputs.items())
+    head = f'{_GENERATED}\nname: "{name}"\nplatform: "ensemble"'
     return _join(
-        f"{head}\n{_DECOUPLED}",
-        _inputs(ENTRY_INPUTS),
-        _outputs(ENTRY_OUTPUTS),
-        f"ensemble_scheduling {{\n  step [\n{step}  ]\n}}",
+        f"{head}\nmax_batch_size: {entry.max_batch_size if shape.batched else 0}\n{_transactions(alias.decoupled)}",
+        _inputs({own: ENTRY_INPUTS[target] for own, target in shape.inputs.items()}),
+        _outputs({own: ENTRY_OUTPUTS[target] for own, target in shape.outputs.items()}),
+        f"ensemble_scheduling {{\n  step [\n    {{\n{head_of_step}{maps}    }}\n  ]\n}}",
     )
 
 
@@ -146,7 +184,6 @@ class _Dumper(Dumper):
 _Dumper.add_representer(list, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:seq", value, True))
 
 
-_DECOUPLED = "model_transaction_policy { decoupled: true }"
 _INSTANCE = "instance_group [ { count: 1, kind: KIND_CPU } ]"
 
 
@@ -154,8 +191,13 @@ def _join(*parts: str) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _head(name: str, max_batch_size: int) -> str:
-    return f'{_GENERATED}\nname: "{name}"\nbackend: "{BACKEND}"\nmax_batch_size: {max_batch_size}\n{_DECOUPLED}'
+def _head(name: str, max_batch_size: int, *, decoupled: bool) -> str:
+    head = f'{_GENERATED}\nname: "{name}"\nbackend: "{BACKEND}"\nmax_batch_size: {max_batch_size}'
+    return f"{head}\n{_transactions(decoupled)}"
+
+
+def _transactions(decoupled: bool) -> str:
+    return f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}"
 
 
 def _inputs(table: Mapping[str, Input]) -> str:
@@ -181,8 +223,8 @@ def _dims(dims: tuple[int, ...]) -> str:
     return f"[ {', '.join(str(size) for size in dims)} ]"
 
 
-def _mapping(field: str, name: str) -> str:
-    return f'      {field} {{ key: "{name}", value: "{name}" }}\n'
+def _mapping(field: str, key: str, value: str) -> str:
+    return f'      {field} {{ key: "{key}", value: "{value}" }}\n'
 
 
 def _batching(batching: BatchingSpec) -> str:

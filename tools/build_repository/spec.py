@@ -23,6 +23,7 @@ from tokenrouter.messages import Natural
 from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.request import Defaults, Limits
 from tokenrouter.yaml_files import load_yaml
+from tools.build_repository.aliases import SHAPE_NAMES
 
 GIB = 1 << 30
 CHECKPOINTS_VARIABLE = "TOKENROUTER_CHECKPOINTS"
@@ -64,10 +65,32 @@ class QueueSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Priorities(self.priority_levels, self.default_priority_level, dict.fromkeys(self.priority_queue_policy, _QUEUE))
 
 
-class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The entry model and its ensemble; see `tokenrouter.config.EntryConfig` for the parameters.
+class AliasSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another model under which the entry model is called; docs/clients.md says who needs which.
 
     Attributes:
+        shape: whose tensors it has, see `aliases.SHAPES`.
+        decoupled: whether it may stream; one that may not is called with `infer`, and needs `entry.unary`.
+    """
+
+    shape: str = "tensorrt_llm_bls"
+    decoupled: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuses shapes that there are not."""
+        if self.shape not in SHAPE_NAMES:
+            raise ValueError(f"shape is {self.shape!r}; known: {', '.join(SHAPE_NAMES)}")
+
+
+_ALIASES = {name: AliasSpec(name) for name in ("ensemble", "tensorrt_llm_bls")}
+
+
+class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The entry model and its other names; see `tokenrouter.config.EntryConfig` for the parameters.
+
+    Attributes:
+        aliases: by name.
+        unary: name of a second entry model that answers with one response, for clients without streams, or None.
         routers: trained router by policy: a file, which is copied into the repository, or a folder, which is linked
             there. The one of `policy` becomes its parameter `checkpoint`.
         max_request_seconds: every request has ended so long after its arrival, with an error; 0 = no limit.
@@ -82,7 +105,8 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_params: dict[str, Any] = {}
     routers: dict[str, str] = {}
     name: str = "tokenrouter"
-    ensemble: str | None = "ensemble"
+    aliases: dict[str, AliasSpec] = msgspec.field(default_factory=lambda: dict(_ALIASES))
+    unary: str | None = None
     max_batch_size: int = 8
     max_inflight: int = EntryConfig.max_inflight
     connect_timeout_ms: int = EntryConfig.connect_timeout_ns // 10**6

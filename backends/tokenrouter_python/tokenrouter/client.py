@@ -21,6 +21,7 @@ _DTYPES: dict[str, Any] = {
     "FP32": np.float32,
     "INT32": np.int32,
     "STRING": np.object_,
+    "UINT32": np.uint32,
     "UINT64": np.uint64,
 }
 

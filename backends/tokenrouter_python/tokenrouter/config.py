@@ -26,6 +26,9 @@ from tokenrouter.yaml_files import load_yaml
 T = TypeVar("T")
 _Row = tuple[str, Callable[[str], Any], str]
 
+ENTRY_ROLES = ("orchestrator", "unary", "preprocessing", "postprocessing")
+"""Of models with the parameters of an entry model: itself, and what some clients need beside it (docs/clients.md)."""
+ROLES = (*ENTRY_ROLES, "subserver")
 ENGINES = ("emulated", "tensorrt_llm", "torch")
 DEFAULT_POLICY = PolicySpec("single")
 # `model` of a model.yaml whose checkpoint lies beside it.
@@ -177,15 +180,15 @@ class _Parameters:
 
 
 def role_of(model_config: Mapping[str, Any]) -> str:
-    """``orchestrator`` or ``subserver``, from the parameter `role`.
+    """One of `ROLES`, from the parameter `role`.
 
     Raises:
         ConfigError: there is no such parameter, or it says something else.
     """
     role = str(model_config.get("parameters", {}).get("role", {}).get("string_value", ""))
-    if role not in ("orchestrator", "subserver"):
+    if role not in ROLES:
         raise ConfigError(
-            f"model {model_config.get('name')!r}: parameter role is {role!r}; it is 'orchestrator' or 'subserver'"
+            f"model {model_config.get('name')!r}: parameter role is {role!r}; it is one of {', '.join(ROLES)}"
         )
     return role
 
@@ -198,7 +201,7 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
     """
     name = str(model_config["name"])
     parameters = _Parameters(name, model_config.get("parameters", {}))
-    parameters.take("role", str, "", "'orchestrator'")
+    parameters.take("role", str, "", "a role")
     no_names: tuple[str, ...] = ()
     models = parameters.take("models", _names, no_names, "a comma-separated list of model names")
     if not models or len(set(models)) != len(models):

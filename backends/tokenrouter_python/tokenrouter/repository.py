@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenrouter.config import EntryConfig, ModelYaml, SubserverConfig, entry_config, role_of, subserver_config
+from tokenrouter.config import (
+    ENTRY_ROLES,
+    EntryConfig,
+    ModelYaml,
+    SubserverConfig,
+    entry_config,
+    role_of,
+    subserver_config,
+)
 from tokenrouter.errors import ConfigError
 
 BACKEND = "tokenrouter_python"
@@ -57,7 +65,7 @@ class Repository:
         return self._configs.get(name) or _read_pbtxt(self.root / name / "config.pbtxt")
 
     def entry(self, name: str | None = None) -> EntryConfig:
-        """The entry model of this name; without one, the only entry model.
+        """The entry model of this name, or what stands beside it (`ENTRY_ROLES`); without one, the only entry model.
 
         Raises:
             ConfigError: there is none, or more than one without a name, or its configuration is wrong.
@@ -67,7 +75,7 @@ class Repository:
             if len(entries) != 1:
                 raise ConfigError(f"{self.root}: entry models: {', '.join(entries) or 'none'}; name one with --entry")
             name = entries[0]
-        elif name not in self.names() or not self._is_entry(name):
+        elif name not in self.names() or not self._has_role(name, ENTRY_ROLES):
             raise ConfigError(f"{self.root}: no entry model {name!r}; there is {', '.join(self._entries()) or 'none'}")
         return entry_config(self.config(name))
 
@@ -141,8 +149,11 @@ class Repository:
         return [name for name in self.names() if self._is_entry(name)]
 
     def _is_entry(self, name: str) -> bool:
+        return self._has_role(name, ("orchestrator",))
+
+    def _has_role(self, name: str, roles: Collection[str]) -> bool:
         config = self.config(name)
-        return config.get("backend") == BACKEND and role_of(config) == "orchestrator"
+        return config.get("backend") == BACKEND and role_of(config) in roles
 
 
 def _read_pbtxt(path: Path) -> dict[str, Any]:

@@ -19,6 +19,10 @@ MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
 
 
+# Numbers of ids of all words together.
+_ID_LISTS = {"stop_word_ids": "prompt_ids", "bad_word_ids": "prompt_ids"}
+
+
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one request may ask of the entry model before anything is known of it; checked before any work.
 
@@ -46,7 +50,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check_count(self, field: str, count: int) -> None:
         """Raises InvalidRequest for too many values of a field that is a list."""
-        limits = {"input_ids": "prompt_ids", "stop_words": "words", "bad_words": "words"}
+        limits = {"input_ids": "prompt_ids", "stop_words": "words", "bad_words": "words", **_ID_LISTS}
         if field in limits:
             self._check(limits[field], f"{field} has {count} values", count)
 
@@ -56,6 +60,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_bytes("policy_params_bytes", "policy_params", fields.policy_params)
         self._check_bytes("word_bytes", "policy", fields.policy)
         self.check_count("input_ids", len(fields.input_ids or ()))
+        self.check_count("stop_words", len(fields.stop_word_ids))
+        self.check_count("bad_words", len(fields.bad_word_ids))
         for name, words in (("stop_words", fields.stop_words), ("bad_words", fields.bad_words)):
             self.check_count(name, len(words))
             for i, word in enumerate(words):
@@ -103,11 +109,12 @@ class Defaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RequestFields:
     """The fields of one request as the client named them; None means not given. See the README for their meaning.
 
-    `policy_params` is JSON text, as a server gets it, or a mapping.
+    `policy_params` is JSON text, as a server gets it, or a mapping; behind `input_length` the ids are padding.
     """
 
     text_input: str | None = None
     input_ids: Sequence[int] | None = None
+    input_length: int | None = None
     add_special_tokens: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -119,6 +126,8 @@ class RequestFields:
     frequency_penalty: float | None = None
     bad_words: Sequence[str] = ()
     stop_words: Sequence[str] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
+    stop_word_ids: Sequence[Sequence[int]] = ()
     end_id: int | None = None
     seed: int | None = None
     return_log_probs: bool = False
@@ -184,12 +193,13 @@ class RequestBuilder:
         """
         self.limits.check(fields)
         prompt, tokens = self._prompt(fields)
-        special = special_words(self.tokenizer, fields.stop_words)
+        words = [*fields.stop_words, *self._texts(fields.stop_word_ids)]
+        special = special_words(self.tokenizer, words)
         return GenerationRequest(
             prompt=prompt,
             tokens=tokens,
             sampling=self._sampling(fields, special.values()),
-            stop_words=tuple(word for word in fields.stop_words if word and word not in special),
+            stop_words=tuple(word for word in words if word and word not in special),
             policy=self._policy(fields),
             stream=fields.stream,
             timeout_ns=timeout_ns,
@@ -201,6 +211,8 @@ class RequestBuilder:
             raise InvalidRequest("both text_input and input_ids are given; send one of them")
         if fields.input_ids is not None:
             tokens = [int(token) for token in fields.input_ids]
+            if fields.input_length is not None:
+                tokens = tokens[: _in_range("input_lengths", fields.input_length, 1, len(tokens), "input_ids")]
             self._check_ids(tokens)
             return decode_prompt(self.tokenizer, tokens), tokens
         if not fields.text_input:
@@ -247,7 +259,7 @@ class RequestBuilder:
             repetition_penalty=_penalty("repetition_penalty", fields.repetition_penalty),
             presence_penalty=_number("presence_penalty", fields.presence_penalty, 0.0),
             frequency_penalty=_number("frequency_penalty", fields.frequency_penalty, 0.0),
-            bad_words=self._bad_words(fields.bad_words),
+            bad_words=self._bad_words(fields.bad_words) + self._bad_ids(fields.bad_word_ids),
             log_probs=fields.return_log_probs,
             vocab_size=self.vocab_size,
         )
@@ -268,6 +280,13 @@ class RequestBuilder:
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         forms = (ids for word in words if word for ids in word_forms(self.tokenizer, word))
         return tuple(ids for ids in forms if max(ids) < self.vocab_size)
+
+    def _bad_ids(self, words: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(word) for word in words if max(word) < self.vocab_size)
+
+    def _texts(self, words: Sequence[Sequence[int]]) -> list[str]:
+        """Responses are searched for text."""
+        return [self.tokenizer.decode(list(word), skip_special_tokens=False) for word in words]
 
     def _policy(self, fields: RequestFields) -> PolicySpec:
         params = _params(fields.policy_params)

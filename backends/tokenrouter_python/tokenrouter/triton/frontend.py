@@ -9,17 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.assembly import Entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
-from tokenrouter.errors import InvalidRequest, RouterError
+from tokenrouter.errors import InvalidRequest, RequestCancelled, RouterError
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
+from tokenrouter.response import Update
 from tokenrouter.triton.reading import SMALL_BYTES, ReadingPool
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
@@ -30,9 +32,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request of Triton's: whom to answer, when it came, and its own time-out."""
+    """One request of Triton's: whom to answer, its id, when it came, and its own time-out."""
 
     reply: TritonReply
+    request_id: str
     arrived_ns: int
     timeout_us: int
 
@@ -51,6 +54,7 @@ class Frontend:
         share: KV share, ``routed`` or ``direct``.
         inputs: declared inputs.
         outputs: names of the declared outputs.
+        decoupled: whether requests may stream.
         changed: told in the loop's thread whenever statistics may have changed.
         broke: told in the loop's thread when an exception has ended it and its requests have been answered.
     """
@@ -64,10 +68,13 @@ class Frontend:
         share: str,
         inputs: Mapping[str, Input],
         outputs: frozenset[str],
+        decoupled: bool,
         changed: Callable[[], None] = lambda: None,
         broke: Callable[[], None] = lambda: None,
     ) -> None:
         self._entry = entry
+        self._decoupled = decoupled
+        self._by_id: WeakValueDictionary[str, TritonReply] = WeakValueDictionary()
         self._inputs = inputs
         self._outputs = outputs
         directory = runtime_dir()
@@ -85,13 +92,15 @@ class Frontend:
         """Takes requests; never blocks for long."""
         arrived_ns = time.monotonic_ns()
         for request in requests:
-            reply = TritonReply(request, self._outputs, self._responder, root=self._entry.root)
+            reply = TritonReply(
+                request, self._outputs, self._responder, root=self._entry.root, decoupled=self._decoupled
+            )
             with self._told(reply):
                 self._take(request, reply, arrived_ns)
 
     def _take(self, request: Any, reply: TritonReply, arrived_ns: int) -> None:
         timeout_us = read_timeout_us(request.parameters(), self._inputs) or int(request.timeout())
-        call = _Call(reply, arrived_ns, timeout_us)
+        call = _Call(reply, request.request_id(), arrived_ns, timeout_us)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         size = size_of(tensors)
         if size <= SMALL_BYTES:
@@ -106,8 +115,14 @@ class Frontend:
         """From tensors to a request; one whose policy has to be loaded waits for that elsewhere."""
         builder = self._entry.builder
         fields, form = read_inputs(tensors, self._inputs, builder.limits, builder.defaults)
+        if form.stop:
+            self._stop(call)
+            return
+        if fields.stream and not self._decoupled:
+            raise InvalidRequest("stream is true, but this model is not decoupled and gives one response: leave it out")
         built = builder.build(fields, timeout_ns=self._timeout_ns(call.timeout_us, fields.priority))
-        call.reply.accept(form, stream=built.stream, prompt=built.prompt, prompt_tokens=len(built.tokens))
+        call.reply.accept(form, stream=built.stream, prompt=built.prompt, prompt_ids=built.tokens)
+        self._by_id[call.request_id] = call.reply
         if self._orchestrator.knows(built.policy):
             self._submit(call, built)
         else:
@@ -136,6 +151,15 @@ class Frontend:
         except Exception as exc:
             log.exception("a request cannot be read")
             self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}"))
+
+    def _stop(self, call: _Call) -> None:
+        """NVIDIA's clients end a request by another one with its id: both are told that it was cancelled."""
+        running = self._by_id.get(call.request_id) if call.request_id else None
+        if running is not None:
+            running.stop()
+            self._loop.cancel(running)
+        call.reply.stop()
+        call.reply.update(Update(0, error=RequestCancelled("the client stopped the request")))
 
     def _timeout_ns(self, timeout_us: int, priority: int | None) -> int | None:
         """The request's own time-out, if it may have one at its level; None without."""

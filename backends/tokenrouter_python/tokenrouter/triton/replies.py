@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ from tokenrouter.errors import RouterError
 from tokenrouter.response import Result, Run, Update
 from tokenrouter.triton.paths import without_paths
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import CallFields
+from tokenrouter.triton.tensors import MAPPED_OUTPUTS, CallFields
+
+Prompt = TypeVar("Prompt", str, Sequence[int])
 
 
 def triton_error(error: RouterError, root: Path) -> Any:
@@ -29,30 +31,41 @@ class TritonReply:
     """Answers one Triton request: any number of responses, then exactly one FINAL flag.
 
     Args:
-        request: Triton's request (decoupled).
+        request: Triton's request.
         outputs: names of the output tensors that the model declares.
         responder: the thread that sends.
         root: of the model repository.
+        decoupled: whether the FINAL flag comes by itself, after any number of responses; else with the only one.
     """
 
-    def __init__(self, request: Any, outputs: frozenset[str], responder: Responder[TritonReply], *, root: Path) -> None:
+    def __init__(
+        self, request: Any, outputs: frozenset[str], responder: Responder[TritonReply], *, root: Path, decoupled: bool
+    ) -> None:
         self._root = root
         self._responder = responder
+        self._decoupled = decoupled
         self._sender = request.get_response_sender()
-        self._wanted = frozenset(request.requested_output_names()) & outputs or outputs
+        self._wanted = frozenset(request.requested_output_names()) & outputs
+        if not self._wanted or self._wanted == outputs:  # no names were named
+            self._wanted = outputs - MAPPED_OUTPUTS.keys()
         self._call = CallFields()
         self._stream = False
         self._prompt = ""
-        self._prompt_tokens = 0
+        self._prompt_ids: Sequence[int] = ()
+        self._stopped = False
         # Clients read wall-clock times; the core knows only the monotonic clock.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
-    def accept(self, call: CallFields, *, stream: bool, prompt: str, prompt_tokens: int) -> None:
+    def accept(self, call: CallFields, *, stream: bool, prompt: str, prompt_ids: Sequence[int]) -> None:
         """The request is valid: how it wants to be answered."""
         self._call = call
         self._stream = stream
         self._prompt = prompt
-        self._prompt_tokens = prompt_tokens
+        self._prompt_ids = prompt_ids
+
+    def stop(self) -> None:
+        """A `stop` request named this one, or this is one: a decoupled answer ends without an error."""
+        self._stopped = True
 
     def cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -64,21 +77,29 @@ class TritonReply:
     def send(self, update: Update) -> None:
         """Sends what is new; called by the responder."""
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        closes = update.result is not None and (not self._decoupled or "is_last" in self._wanted)
         if update.tokens or update.result is not None:
-            self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)))
-        if update.error is not None:
+            last = final if closes else 0
+            self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)), flags=last)
+        if update.error is not None and not (self._stopped and self._decoupled):
             self._sender.send(pb_utils.InferenceResponse(error=triton_error(update.error, self._root)), flags=final)
-        elif update.final:
+        elif update.final and not closes:
             self._sender.send(flags=final)
 
     def _tensors(self, update: Update) -> list[Any]:
-        values: dict[str, npt.NDArray[Any]] = {"text_output": _strings([self._text(update)])}
+        values: dict[str, npt.NDArray[Any]] = {"text_output": _strings([self._front(self._prompt) + update.text])}
         if "output_ids" in self._wanted:
             values["output_ids"] = np.array(update.tokens, dtype=np.int32)
+        if "output_ids_by_beam" in self._wanted:
+            ids = np.array([*self._front(self._prompt_ids), *update.tokens], dtype=np.int32)
+            values["output_ids_by_beam"] = ids[None, None]
+            values["sequence_length"] = _scalar(len(ids), np.int32)
+        if "is_last" in self._wanted:
+            values["is_last"] = _scalar(update.final, np.bool_)
         if self._call.return_num_output_tokens:
             values["num_output_tokens"] = _scalar(len(update.tokens), np.int32)
         if self._call.return_num_input_tokens:
-            values["num_input_tokens"] = _scalar(self._prompt_tokens, np.int32)
+            values["num_input_tokens"] = _scalar(len(self._prompt_ids), np.int32)
         if update.log_probs:
             log_probs = np.array(update.log_probs, dtype=np.float32)
             values["output_log_probs"] = log_probs[None, None]
@@ -89,9 +110,9 @@ class TritonReply:
             values["routing"] = _strings([routing_json(update.runs, update.result)])
         return [pb_utils.Tensor(name, value) for name, value in values.items() if name in self._wanted]
 
-    def _text(self, update: Update) -> str:
-        whole = not self._stream and not self._call.exclude_input_in_output
-        return self._prompt + update.text if whole else update.text
+    def _front(self, prompt: Prompt) -> Prompt:
+        """What the response begins with: the prompt, or nothing of it."""
+        return prompt[:0] if self._stream or self._call.exclude_input_in_output else prompt
 
     def _last(self, result: Result) -> dict[str, npt.NDArray[Any]]:
         """What only the last response carries."""

@@ -1,4 +1,4 @@
-"""The two roles a model can have, as Triton's life cycle sees them."""
+"""The roles a model can have, as Triton's life cycle sees them."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from tokenrouter.triton.metrics import OrchestratorMetrics, SubserverMetrics
 from tokenrouter.triton.orphan import leave_with_parent
 from tokenrouter.triton.publisher import Publisher
 from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_INPUTS, SUBSERVER_OUTPUTS
+from tokenrouter.triton.text_models import WORKS, TextRole
 
 # How long a stopping subserver lets requests finish; the launcher sets it to tritonserver's own exit time-out.
 EXIT_TIMEOUT_VARIABLE = "TOKENROUTER_EXIT_TIMEOUT_S"
@@ -54,7 +55,9 @@ class Role(Protocol):
 
 
 class OrchestratorRole:
-    def __init__(self, name: str, repository: Repository) -> None:
+    """The entry model; `decoupled` says whether its requests may stream."""
+
+    def __init__(self, name: str, repository: Repository, *, decoupled: bool) -> None:
         entry = Entry(repository.entry(name), repository)
         orchestrator = entry.orchestrator()
         self._metrics = OrchestratorMetrics(name, orchestrator)
@@ -66,6 +69,7 @@ class OrchestratorRole:
             share="routed",
             inputs=ENTRY_INPUTS,
             outputs=frozenset(ENTRY_OUTPUTS),
+            decoupled=decoupled,
             changed=self._publisher.changed,
             broke=lambda: process.abandon(f"the loop of {name} ended by an exception"),
         )
@@ -85,7 +89,7 @@ class OrchestratorRole:
 class SubserverRole:
     """One LLM: its decoding loop, and a front end for calls that go to it directly."""
 
-    def __init__(self, name: str, repository: Repository) -> None:
+    def __init__(self, name: str, repository: Repository, *, decoupled: bool) -> None:
         config = repository.model(name)
         entry = direct_entry(config, repository)
         self._name = name
@@ -111,6 +115,7 @@ class SubserverRole:
             inputs=SUBSERVER_INPUTS,
             outputs=frozenset(SUBSERVER_OUTPUTS),
             broke=lambda: process.abandon(f"the loop for direct calls of {name} ended by an exception"),
+            decoupled=decoupled,
         )
         self._watched = _Watched(name, frontend, self._subserver.pulse, frontend.pulse)
 
@@ -198,9 +203,13 @@ def start_role(args: Mapping[str, str]) -> Role:
     folder = Path(args["model_repository"])
     name = str(config["name"])
     repository = Repository(folder.parent, configs={name: config}, versions={name: args["model_version"]})
-    if role_of(config) == "orchestrator":
-        return OrchestratorRole(name, repository)
-    return SubserverRole(name, repository)
+    role = role_of(config)
+    if role in WORKS:
+        return TextRole(WORKS[role], Entry(repository.entry(name), repository))
+    decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
+    if role == "subserver":
+        return SubserverRole(name, repository, decoupled=decoupled)
+    return OrchestratorRole(name, repository, decoupled=decoupled)
 
 
 class _TritonLog(logging.Handler):

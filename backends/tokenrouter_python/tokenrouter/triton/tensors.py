@@ -100,12 +100,28 @@ _REFUSED_INPUTS: dict[str, Input] = {
 }
 
 _ENTRY_ONLY = ("policy", "policy_params", "priority", "return_routing")
-ENTRY_INPUTS: Mapping[str, Input] = {**_ROUTED_INPUTS, **_REFUSED_INPUTS}
+# Models of other shapes, which the builder writes as ensembles, map their tensors onto these where the type differs or
+# the entry model has no use for it.
+MAPPED_INPUTS: Mapping[str, Input] = {
+    "max_tokens_uint32": Input("UINT32", field="max_tokens"),
+    "top_k_uint32": Input("UINT32", field="top_k"),
+    "beam_width_uint32": Input("UINT32", harmless=(1,)),
+    "input_lengths": Input("INT32", field="input_length"),
+    "stop": Input("BOOL", field="stop"),
+    "request_output_len_uint32": Input("UINT32", harmless=(0,)),  # beside `stop`
+    "stop_words_list": Input("INT32", (2, -1), field="stop_word_ids"),
+    "bad_words_list": Input("INT32", (2, -1), field="bad_word_ids"),
+    "decoder_input_ids": Input("INT32", (-1,), harmless=(0,)),
+    "return_stop_reason": Input("BOOL", harmless=(False,)),
+    "return_finish_reason": Input("BOOL", harmless=None),
+}
+
+ENTRY_INPUTS: Mapping[str, Input] = {**_ROUTED_INPUTS, **_REFUSED_INPUTS, **MAPPED_INPUTS}
 SUBSERVER_INPUTS: Mapping[str, Input] = {
     name: tensor for name, tensor in _ROUTED_INPUTS.items() if name not in _ENTRY_ONLY
 }
 
-ENTRY_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+OWN_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "text_output": ("STRING", (-1,)),
     "output_ids": ("INT32", (-1,)),
     "finish_reason": ("STRING", (1,)),
@@ -129,11 +145,44 @@ ENTRY_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "context_logits": ("FP32", (-1, -1)),
     "generation_logits": ("FP32", (-1, -1, -1)),
 }
+# As above; made for whom they are mapped only, since a client that names no outputs gets all of the others.
+MAPPED_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "output_ids_by_beam": ("INT32", (-1, -1)),
+    "sequence_length": ("INT32", (-1,)),
+    "is_last": ("BOOL", (1,)),  # who asks for it gets the FINAL flag with the last response, not after it
+}
+ENTRY_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {**OWN_OUTPUTS, **MAPPED_OUTPUTS}
 SUBSERVER_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     name: output
-    for name, output in ENTRY_OUTPUTS.items()
+    for name, output in OWN_OUTPUTS.items()
     if name not in ("routing", "context_logits", "generation_logits")
 }
+
+
+PREPROCESSING_INPUTS: Mapping[str, Input] = {
+    "QUERY": Input("STRING"),
+    "REQUEST_OUTPUT_LEN": Input("INT32"),
+    "BAD_WORDS_DICT": Input("STRING", (-1,)),
+    "STOP_WORDS_DICT": Input("STRING", (-1,)),
+    "END_ID": Input("INT32"),
+    "PAD_ID": Input("INT32"),
+}
+PREPROCESSING_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "INPUT_ID": ("INT32", (-1,)),
+    "REQUEST_INPUT_LEN": ("INT32", (1,)),
+    "DECODER_INPUT_ID": ("INT32", (-1,)),
+    "REQUEST_DECODER_INPUT_LEN": ("INT32", (1,)),
+    "BAD_WORDS_IDS": ("INT32", (2, -1)),
+    "STOP_WORDS_IDS": ("INT32", (2, -1)),
+    "REQUEST_OUTPUT_LEN": ("INT32", (-1,)),
+    "OUT_END_ID": ("INT32", (1,)),
+    "OUT_PAD_ID": ("INT32", (1,)),
+}
+POSTPROCESSING_INPUTS: Mapping[str, Input] = {
+    "TOKENS_BATCH": Input("INT32", (-1, -1)),
+    "SEQUENCE_LENGTH": Input("INT32", (-1,)),
+}
+POSTPROCESSING_OUTPUTS: Mapping[str, tuple[str, tuple[int, ...]]] = {"OUTPUT": ("STRING", (-1,))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +194,10 @@ class CallFields:
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     return_routing: bool = False
+    stop: bool = False
 
 
+_WORD_IDS = (2, -1)
 _DEFAULTS = Defaults()
 _PROMPTS = ("text_input", "input_ids")
 # What NVIDIA's inflight_batcher_llm_client.py sends beside the tensor `streaming`.
@@ -180,6 +231,8 @@ def read_inputs(
             continue
         target = call if declared.field in _CALL_FIELDS else request
         value = values if -1 in declared.dims else _one(name, values)
+        if declared.dims == _WORD_IDS:
+            value = read_word_ids(name, values)
         # NaN differs from itself, so a name that comes alone is not compared.
         if declared.field in target and target[declared.field] != value:
             raise InvalidRequest(
@@ -248,6 +301,36 @@ def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
     return timeout
 
 
+def read_word_ids(name: str, values: Sequence[int]) -> list[list[int]]:
+    """The words of NVIDIA's `bad_words_list` and `stop_words_list`: [2, n], ids above, the end of every word below.
+
+    Raises:
+        InvalidRequest: an end lies before its word's beginning or behind the ids, or an id is negative.
+    """
+    ids, ends = values[: len(values) // 2], values[len(values) // 2 :]
+    words: list[list[int]] = []
+    begin = 0
+    for end in ends:
+        if end == -1:
+            break
+        word = list(ids[begin:end])
+        if not begin < end <= len(ids) or min(word) < 0:
+            raise InvalidRequest(
+                f"{name} ends a word at {end} that begins at {begin}, or has a negative id; send ids [2, n], all words "
+                "in a row, and below them where each ends, then -1"
+            )
+        words.append(word)
+        begin = end
+    return words
+
+
+def word_ids(words: Sequence[Sequence[int]]) -> npt.NDArray[np.int32]:
+    """[2, n] int32: what `read_word_ids` reads."""
+    ids = [token for word in words for token in word] or [0]
+    ends = [int(end) for end in np.cumsum([len(word) for word in words])]
+    return np.array([ids, [*ends, *[-1] * (len(ids) - len(ends))]], dtype=np.int32)
+
+
 def _check_one_prompt(tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     """Every tensor of a batch has as many rows; the one that is named is the prompt."""
     for name in (*_PROMPTS, *tensors):
@@ -263,10 +346,11 @@ def _row(name: str, array: npt.NDArray[Any]) -> list[Any]:
     for start in range(0, flat.size, _SLICE):
         # Not all at once, since other threads wait as long as one conversion takes.
         values += flat[start : start + _SLICE].tolist()
-    return [_text(name, value) for value in values] if array.dtype == np.object_ else values
+    return [text(name, value) for value in values] if array.dtype == np.object_ else values
 
 
-def _text(name: str, value: Any) -> str:
+def text(name: str, value: Any) -> str:
+    """An element of a STRING tensor. Raises InvalidRequest if it is no UTF-8."""
     if isinstance(value, str):
         return value
     try:
