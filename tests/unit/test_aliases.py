@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from tests.support.repositories import emulated_spec, write_emulated
 from tokenrouter.errors import ConfigError
@@ -108,3 +110,15 @@ def test_two_models_of_one_name_are_refused(entry: dict[str, Any]) -> None:
 def test_an_unknown_shape_is_refused_with_all_that_there_are() -> None:
     with pytest.raises(msgspec.ValidationError, match=f"shape is 'bls'; known: {', '.join(SHAPE_NAMES)}"):
         emulated_spec(entry={"aliases": {"other": {"shape": "bls"}}})
+
+
+def test_the_page_on_clients_knows_every_shape_and_its_examples_can_be_built() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text("utf-8")
+    table = page.partition("| shape | tensors |")[2].partition("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    assert sorted(name.strip(" `") for cell in cells for name in cell.split(",")) == sorted(SHAPE_NAMES)
+    examples = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        entry = {**yaml.safe_load(example)["entry"], "policy": "scripted", "policy_params": {"writers": ["small"]}}
+        assert "tokenrouter_unary/config.pbtxt" in repository_files(emulated_spec(entry=entry))
