@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from tests.support.repositories import emulated_spec, write_emulated
+from tokenrouter.assembly import build_subserver
 from tokenrouter.errors import ConfigError
+from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.repository import Repository
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,
@@ -67,6 +69,14 @@ def test_a_model_without_streams_stands_beside_the_entry_model(tmp_path: Path) -
     once = repository.entry("once")
     assert (once.max_inflight, once.defaults.max_tokens) == (3, 9)
     assert [entry.name for entry in repository.entries_to("small")] == ["tokenrouter"]
+    # Each counts what it reserves by itself, so each has blocks of its own.
+    assert repository.model("small").unary_kv_share == 0.25
+    subserver = build_subserver(repository.model("small"), repository)
+    for peer, (share, part) in enumerate({"unary": 0.25, "direct": 0.25, "routed": 0.5}.items()):
+        hello = Hello(PROTOCOL_VERSION, share, share, ("small", "large"), PolicySpec("single"))
+        subserver.handle(peer, hello, now_ns=0)
+        info = subserver.outbox.pop()[1]
+        assert info.kv_blocks == int(subserver.engine.info.kv_blocks * part)
 
 
 def test_models_of_text_alone(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def repository_files(spec: DeploymentSpec) -> dict[str, str]:
         )
         files[f"{name}/1/.gitkeep"] = ""
     for name, model in spec.models.items():
-        files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model)
+        files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model, unary=entry.unary is not None)
         files[f"{name}/1/model.yaml"] = model_yaml(model)
     return files
 

@@ -147,9 +147,10 @@ def _length_problems(spec: DeploymentSpec) -> Iterator[str]:
     for name, model in spec.models.items():
         tokens: int | None = (model.options.get("kv_cache_config") or {}).get("max_tokens")
         length: int | None = model.options.get("max_seq_len")
-        if model.gpus and length and tokens and tokens - int(tokens * model.direct_kv_share) < length:
+        share = model.direct_kv_share + (0.0 if spec.entry.unary is None else model.unary_kv_share)
+        if model.gpus and length and tokens and tokens - int(tokens * share) < length:
             yield (
                 f"models.{name}.options.max_seq_len is {length}, but only {tokens} KV tokens fit onto its GPUs, and "
-                f"direct_kv_share takes {model.direct_kv_share:g} of them; lower one, raise kv_budget.share, or use "
+                f"direct_kv_share and unary_kv_share take {share:g} of them; lower one, raise kv_budget.share, or use "
                 "more GPUs"
             )

@@ -106,10 +106,12 @@ def _entry_parameters(entry: EntrySpec, models: Iterable[str], role: str) -> dic
     return parameters
 
 
-def subserver_pbtxt(name: str, model: ModelSpec) -> str:
-    """config.pbtxt of a subserver."""
+def subserver_pbtxt(name: str, model: ModelSpec, *, unary: bool = False) -> str:
+    """config.pbtxt of a subserver; `unary`: whether an entry model without streams routes to it too."""
     max_batch_size = max(int(model.options.get("max_batch_size", MAX_BATCH_SIZE)), model.batching.threshold)
     parameters = {"role": "subserver", "direct_kv_share": f"{model.direct_kv_share:g}"}
+    if unary:
+        parameters["unary_kv_share"] = f"{model.unary_kv_share:g}"
     if model.batching.batch_thresholds:
         table = {str(n): threshold for n, threshold in sorted(model.batching.batch_thresholds.items())}
         parameters["batch_thresholds"] = json.dumps(table)

@@ -144,6 +144,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         gpus: indices of the GPUs it is split over; several models may share one.
         batching: thresholds.
         direct_kv_share: share of the KV pool for calls that go to this model directly.
+        unary_kv_share: likewise for those of `entry.unary`, if there is one.
         max_inflight: most direct calls that run at once.
         max_request_seconds: as of the entry model, for direct calls.
         policy_cache_mib: as of the entry model; weights of routers are mostly here.
@@ -158,6 +159,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpus: tuple[int, ...] = ()
     batching: BatchingSpec = BatchingSpec()
     direct_kv_share: float = SubserverConfig.direct_kv_share
+    unary_kv_share: float = 0.25
     max_inflight: int = SubserverConfig.max_inflight
     max_request_seconds: Natural = MAX_REQUEST_SECONDS
     policy_cache_mib: Positive = MAX_BYTES >> 20

@@ -145,7 +145,8 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
 
     runner = _load_runner(config, repository)
     engine = runner.engine
-    direct = int(engine.info.kv_blocks * config.direct_kv_share)
+    blocks = engine.info.kv_blocks
+    own = {"direct": int(blocks * config.direct_kv_share), "unary": int(blocks * config.unary_kv_share)}
     context = PolicyContext(
         (),
         str(repository.root),
@@ -156,7 +157,7 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
     return Subserver(
         config.name,
         runner,
-        shares={"direct": direct, "routed": engine.info.kv_blocks - direct},
+        shares={**own, "routed": blocks - sum(own.values())},
         context=lambda models: replace(context, models=models),
         policy_cache_bytes=config.policy_cache_bytes,
     )

@@ -96,6 +96,7 @@ class SubserverConfig:
         engine_options: everything else in model.yaml.
         batching: thresholds of delayed batching.
         direct_kv_share: share of the KV pool for calls that go to this model directly, in [0, 1).
+        unary_kv_share: likewise for those of an entry model without streams (role `unary`).
         max_inflight: most direct calls that run at once.
         queue: queue of direct calls.
         max_request_ns: as in `EntryConfig`, of direct calls.
@@ -109,6 +110,7 @@ class SubserverConfig:
     engine_options: dict[str, Any]
     batching: Batching = field(default_factory=Batching)
     direct_kv_share: float = 0.25
+    unary_kv_share: float = 0.0
     max_inflight: int = 64
     queue: EntryQueuePolicy = field(default_factory=EntryQueuePolicy)
     max_request_ns: int = MAX_REQUEST_SECONDS * 10**9
@@ -233,6 +235,8 @@ def subserver_config(model_config: Mapping[str, Any], folder: Path) -> Subserver
     fields = parameters.fields(_SUBSERVER)
     queue = EntryQueuePolicy(**parameters.fields(_QUEUE))
     parameters.done()
+    if fields.get("direct_kv_share", SubserverConfig.direct_kv_share) + fields.get("unary_kv_share", 0.0) >= 1.0:
+        raise ConfigError(f"model {name!r}: direct_kv_share and unary_kv_share leave nothing for the entry model")
     dynamic_batching = model_config.get("dynamic_batching", {})
     _check_no_native_queue(name, dynamic_batching)
     model = ModelYaml.read(folder)
@@ -429,6 +433,7 @@ _ENTRY: dict[str, _Row] = {
 }
 _SUBSERVER: dict[str, _Row] = {
     "direct_kv_share": ("direct_kv_share", _share, "a number in [0, 1)"),
+    "unary_kv_share": ("unary_kv_share", _share, "a number in [0, 1)"),
     "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
     "max_request_ns": _MAX_REQUEST,
     "policy_cache_bytes": _POLICY_CACHE,

@@ -60,7 +60,7 @@ class InProcessDriver:
         subservers = {}
         for name, model in source.models(config).items():
             # Nobody calls the models directly here, so the whole KV pool is for routed requests.
-            model = replace(model, direct_kv_share=0.0, batching=batching or model.batching)
+            model = replace(model, direct_kv_share=0.0, unary_kv_share=0.0, batching=batching or model.batching)
             subservers[name] = build_subserver(model, source)
         return cls(Entry(config, source), subservers)
 

@@ -55,9 +55,9 @@ class Role(Protocol):
 
 
 class OrchestratorRole:
-    """The entry model; `decoupled` says whether its requests may stream."""
+    """The entry model; `decoupled` says whether its requests may stream, `share` whose KV they take."""
 
-    def __init__(self, name: str, repository: Repository, *, decoupled: bool) -> None:
+    def __init__(self, name: str, repository: Repository, *, decoupled: bool, share: str) -> None:
         entry = Entry(repository.entry(name), repository)
         orchestrator = entry.orchestrator()
         self._metrics = OrchestratorMetrics(name, orchestrator)
@@ -66,7 +66,7 @@ class OrchestratorRole:
             entry,
             orchestrator,
             name=name,
-            share="routed",
+            share=share,
             inputs=ENTRY_INPUTS,
             outputs=frozenset(ENTRY_OUTPUTS),
             decoupled=decoupled,
@@ -209,7 +209,8 @@ def start_role(args: Mapping[str, str]) -> Role:
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     if role == "subserver":
         return SubserverRole(name, repository, decoupled=decoupled)
-    return OrchestratorRole(name, repository, decoupled=decoupled)
+    share = "unary" if role == "unary" else "routed"
+    return OrchestratorRole(name, repository, decoupled=decoupled, share=share)
 
 
 class _TritonLog(logging.Handler):
