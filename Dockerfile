@@ -35,9 +35,9 @@ COPY configs configs
 COPY model_repository model_repository
 USER 1000:1000
 ENV HOME=/tmp
-EXPOSE 8000 8001 8002 8003 9000
+EXPOSE 8000 8001 8002 9000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=3m \
-    CMD ["curl", "--fail", "--silent", "--show-error", "--output", "/dev/null", "http://127.0.0.1:8003/readyz"]
+    CMD ["curl", "--fail", "--silent", "--show-error", "--output", "/dev/null", "http://127.0.0.1:8000/v2/health/ready"]
 CMD ["python3", "-m", "tools.launch", "--host", "0.0.0.0"]
 
 FROM ${GPU_BASE} AS gpu
@@ -53,20 +53,18 @@ RUN --mount=type=bind,from=wheels,source=/wheels,target=/wheels \
         | PIP_BREAK_SYSTEM_PACKAGES=1 xargs --no-run-if-empty python3 -m pip install --no-cache-dir --no-deps \
     && { python3 -m pip check || true; } | { ! grep "^tokenrouter "; } \
     && install -d -m 1777 /var/lib/tokenrouter
-# For the launcher, and for plain tritonserver.
-COPY backends/tokenrouter_python/model.py backends/tokenrouter_python/
 COPY backends/tokenrouter_python/model.py /opt/tritonserver/backends/tokenrouter_python/
 COPY tools tools
 COPY perf perf
 COPY configs configs
-RUN python3 -m tools.build_repository --help > /dev/null && python3 -m tools.launch --help > /dev/null
+RUN python3 -m tools.build_repository --help > /dev/null
 # The image's user triton-server. Any other works too: HOME, where libraries cache compiled kernels, is open to all.
 USER 1000:1000
 # hadolint ignore=DL3064
 ENV HOME=/var/lib/tokenrouter USER=triton-server HF_HUB_OFFLINE=1 \
     TOKENROUTER_CHECKPOINTS=/checkpoints TOKENROUTER_EXIT_TIMEOUT_S=60
-EXPOSE 8000 8001 8002 8003 9000
+EXPOSE 8000 8001 8002 9000
 # Large models take minutes to load.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30m \
-    CMD ["curl", "--fail", "--silent", "--show-error", "--output", "/dev/null", "http://127.0.0.1:8003/readyz"]
+    CMD ["curl", "--fail", "--silent", "--show-error", "--output", "/dev/null", "http://127.0.0.1:8000/v2/health/ready"]
 CMD ["/opt/tokenrouter/tools/container/serve.sh"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
+import importlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-from tools.launch.__main__ import launch
-from tools.tritonserver.server import KILL_S, WIND_UP_S
+from tokenrouter.channel.unix import RUNTIME_DIR_VARIABLE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -103,16 +103,15 @@ class TestDockerfile:
         assert SERVE.stat().st_mode & 0o111 == 0o111
 
     def test_backend_and_package_stand_where_triton_and_workers_look(self) -> None:
-        for folder in ("/opt/tritonserver/backends", "backends"):
-            assert f"backends/tokenrouter_python/model.py {folder}/tokenrouter_python/" in values("COPY")
+        assert "backends/tokenrouter_python/model.py /opt/tritonserver/backends/tokenrouter_python/" in values("COPY")
         assert not any("backends/tokenrouter_python/tokenrouter" in rest for rest in values("COPY"))
 
     def test_health_check_asks_the_port_that_is_exposed(self) -> None:
         checks = values("HEALTHCHECK")
         assert len(checks) == 2
         for check in checks:
-            assert "http://127.0.0.1:8003/readyz" in check
-        assert values("EXPOSE") == ["8000 8001 8002 8003 9000"] * 2
+            assert "http://127.0.0.1:8000/v2/health/ready" in check
+        assert values("EXPOSE") == ["8000 8001 8002 9000"] * 2
 
 
 class TestServeScript:
@@ -120,12 +119,11 @@ class TestServeScript:
         assert SERVE.read_text("utf-8").startswith("#!/bin/sh\n")
         subprocess.run(["sh", "-n", str(SERVE)], check=True)
 
-    def test_options_are_the_launchers(self) -> None:
+    def test_names_of_variables_are_those_that_the_backend_reads(self, triton: ModuleType) -> None:
         text = SERVE.read_text("utf-8")
-        parameters = inspect.signature(launch).parameters
-        for option in re.findall(r"^ +--([a-z-]+)=", text, re.MULTILINE):
-            assert option.replace("-", "_") in parameters
-        assert {"openai", "greeting"} <= parameters.keys()
+        roles = importlib.import_module("tokenrouter.triton.roles")
+        for name in (roles.EXIT_TIMEOUT_VARIABLE, RUNTIME_DIR_VARIABLE):
+            assert f'export {name}="${{{name}:-' in text
 
     def test_repository_without_models_is_refused(self, tmp_path: Path) -> None:
         ran = subprocess.run(
@@ -154,14 +152,11 @@ class TestCompose:
         stages = {rest.rsplit(" AS ", 1)[1] for rest in values("FROM")}
         assert {service["build"]["target"] for service in compose()["services"].values()} == stages - {"wheels"}
 
-    def test_docker_waits_longer_than_the_launcher(self) -> None:
-        services = compose()["services"]
-        timeouts = {
-            "tokenrouter": services["tokenrouter"]["environment"]["TOKENROUTER_EXIT_TIMEOUT_S"],
-            "demo": inspect.signature(launch).parameters["exit_timeout"].default,
-        }
-        for name, timeout_s in timeouts.items():
-            assert int(services[name]["stop_grace_period"].rstrip("s")) >= timeout_s + WIND_UP_S + KILL_S
+    def test_docker_waits_longer_than_triton(self) -> None:
+        service = compose()["services"]["tokenrouter"]
+        assert (
+            int(service["stop_grace_period"].rstrip("s")) >= service["environment"]["TOKENROUTER_EXIT_TIMEOUT_S"] + 10
+        )
 
     def test_serving_services_are_hardened_and_the_repository_is_read_only(self) -> None:
         services = compose()["services"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 
 from tokenrouter.response import Result, Update
 from tokenrouter.triton.responder import Responder
@@ -58,6 +60,25 @@ def test_nobody_is_asked_about_after_its_final_response() -> None:
     assert sum(sender.asked for sender in senders) > 0
     assert not responder._watched
     assert cancelled == []
+
+
+def test_who_was_asked_about_is_kept_for_a_while_and_not_beyond_the_end() -> None:
+    """Triton's thread may still look at it after it has answered."""
+    responder: Responder[FakeSender] = Responder("test", lambda _: None)
+    sender = FakeSender()
+    responder.watch(sender)
+    asked = time.monotonic() + 5
+    while not sender.asked and time.monotonic() < asked:
+        time.sleep(0.001)
+    over, kept = sender.over, weakref.ref(sender)
+    responder.put(sender, final())
+    del sender
+    assert over.wait(5)
+    gc.collect()
+    assert kept() is not None
+    responder.stop()
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_client_that_went_away_is_reported_once_and_forgotten() -> None:

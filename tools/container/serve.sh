@@ -1,6 +1,5 @@
 #!/bin/sh
-# What the GPU image runs: serves $MODEL_REPOSITORY under the supervisor (docs/reliability.md). Arguments are options of
-# tools.launch; what it does not know goes to tritonserver.
+# What the GPU image runs: serves $MODEL_REPOSITORY with tritonserver. Arguments go to tritonserver; a later one wins.
 # No mpirun: each model starts the worker processes of its own engine (NVIDIA's --no-mpi way).
 set -eu
 
@@ -10,6 +9,15 @@ if ! ls "$repository"/*/config.pbtxt >/dev/null 2>&1; then
     exit 1
 fi
 
+# Subservers let running requests finish for as long as Triton waits for its models.
+export TOKENROUTER_EXIT_TIMEOUT_S="${TOKENROUTER_EXIT_TIMEOUT_S:-60}"
+export TOKENROUTER_RUNTIME_DIR="${TOKENROUTER_RUNTIME_DIR:-/tmp/tokenrouter}"
+
+# Shared memory of a predecessor that was killed; it is still there where /dev/shm outlives the container (a pod's).
+server=$(printf %s "$(uname -n)$TOKENROUTER_RUNTIME_DIR" | cksum | cut -d ' ' -f 1)
+regions=tokenrouter-${server}_shm_region_
+rm -f "/dev/shm/$regions"*
+
 if [ "${TOKENROUTER_MPS:-0}" = 1 ]; then
     export CUDA_MPS_PIPE_DIRECTORY="${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}"
     export CUDA_MPS_LOG_DIRECTORY="${CUDA_MPS_LOG_DIRECTORY:-/tmp/nvidia-mps-log}"
@@ -18,12 +26,11 @@ if [ "${TOKENROUTER_MPS:-0}" = 1 ]; then
     nvidia-cuda-mps-control -d
 fi
 
-root=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
-exec python3 -m tools.launch \
+address=${LISTEN_ADDRESS:-0.0.0.0}
+exec tritonserver \
     --model-repository="$repository" \
-    --host="${LISTEN_ADDRESS:-0.0.0.0}" \
-    --exit-timeout="${TOKENROUTER_EXIT_TIMEOUT_S:-60}" \
-    --ready-timeout="${TOKENROUTER_READY_TIMEOUT_S:-1800}" \
-    --no-openai --no-greeting \
+    --disable-auto-complete-config \
+    --backend-config="python,shm-region-prefix-name=$regions" \
+    --exit-timeout-secs="$TOKENROUTER_EXIT_TIMEOUT_S" \
+    --http-address="$address" --grpc-address="$address" --metrics-address="$address" \
     "$@"

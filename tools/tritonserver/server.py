@@ -26,8 +26,8 @@ _POLL_S = 0.1
 # What models get beyond the time for requests, to end responses that are cut short; and what the server gets to unload
 # them. It ends as soon as it has; on a busy machine that takes a while.
 _ANSWER_S = 5
-WIND_UP_S = 20
-KILL_S = 5.0
+_WIND_UP_S = 20
+_KILL_S = 5.0
 
 
 @dataclass(eq=False)
@@ -170,7 +170,7 @@ class TritonServer:
         """
         if self._run_dir is not None:
             self._run_dir.announce_end(self.exit_timeout_s)
-        return self._end(self.exit_timeout_s + WIND_UP_S + KILL_S, hangs=hangs)
+        return self._end(self.exit_timeout_s + _WIND_UP_S + _KILL_S, hangs=hangs)
 
     def kill_orphans(self) -> None:
         """Ends what is left of models whose processes died."""
@@ -212,7 +212,7 @@ class TritonServer:
             # The key "python" takes effect for Python-based backends too; a key with our backend's own name does not.
             f"--backend-config=python,shm-region-prefix-name={run_dir.memory_prefix}",
             "--disable-auto-complete-config",
-            f"--exit-timeout-secs={self.exit_timeout_s + WIND_UP_S}",
+            f"--exit-timeout-secs={self.exit_timeout_s + _WIND_UP_S}",
             f"--http-restricted-api={RESTRICTED}:{HEADER}={self._key}",
             f"--grpc-restricted-protocol={RESTRICTED}:{HEADER}={self._key}",
             *addresses,

@@ -85,6 +85,8 @@ class TritonReply:
             self._sender.send(pb_utils.InferenceResponse(error=triton_error(update.error, self._root)), flags=final)
         elif update.final and not closes:
             self._sender.send(flags=final)
+        if update.final:
+            self._prompt = ""  # the responder keeps us for a while
 
     def _tensors(self, update: Update) -> list[Any]:
         values: dict[str, npt.NDArray[Any]] = {"text_output": _strings([self._front(self._prompt) + update.text])}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -18,6 +18,9 @@ from tokenrouter.response import Update
 _CANCEL_POLL_S = 0.2
 # Asking is a round trip to Triton; with many requests each is asked about less often.
 _CANCEL_GAP_S = 0.005
+# Triton's own thread sets the answer, unlocks, and only then wakes us (PbCancel::ReportIsCancelled). A sender that is
+# freed in between is gone under that thread, and the process dies. So many questions take more than a second.
+_KEPT = 256
 
 
 class Sender(Protocol):
@@ -45,6 +48,7 @@ class Responder(Generic[S]):
         self._on_cancelled = on_cancelled
         self._pending: OrderedDict[S, Update] = OrderedDict()
         self._watched: OrderedDict[S, None] = OrderedDict()
+        self._asked: deque[S] = deque(maxlen=_KEPT)
         self._next_poll = 0.0
         self._stopping = False
         self._changed = threading.Condition()
@@ -73,6 +77,7 @@ class Responder(Generic[S]):
             self._stopping = True
             self._changed.notify()
         self._thread.join(within_s)
+        self._asked.clear()
 
     def _run(self) -> None:
         while True:
@@ -100,6 +105,7 @@ class Responder(Generic[S]):
             suspect = next(iter(self._watched))
             self._watched.move_to_end(suspect)
             self._next_poll = time.monotonic() + max(_CANCEL_POLL_S / len(self._watched), _CANCEL_GAP_S)
+            self._asked.append(suspect)
         if suspect.cancelled():
             with self._changed:
                 self._watched.pop(suspect, None)
