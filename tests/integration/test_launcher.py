@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,6 +84,14 @@ def server_of(process: subprocess.Popen[str]) -> psutil.Process:
 def run_dir_in(home: Path) -> Path:
     (found,) = home.glob("tokenrouter-run-*")
     return found
+
+
+def inherits(process: psutil.Process, home: Path) -> bool:
+    """Whether a process comes from the launcher whose folder for temporary files this is."""
+    try:
+        return process.environ().get("TMPDIR") == str(home)
+    except (psutil.Error, OSError):
+        return False
 
 
 class TestServer:
@@ -224,6 +234,27 @@ class TestLauncher:
         until(lambda: not any(home.iterdir()) or remove_stale_run_directories(), what="the lock is free")
         assert shared_memory(folder) == []
         assert list(home.iterdir()) == []
+
+    @pytest.mark.parametrize("seed", range(2))
+    @pytest.mark.parametrize("during", ["start", "reload"])
+    def test_nothing_outlives_a_tritonserver_that_is_killed_at_any_moment(
+        self, write_model: WriteModel, free_ports: list[str], home: Path, seed: int, during: str
+    ) -> None:
+        moment_s = random.Random(seed).uniform(0.0, 1.0)
+        arguments = (f"--model-repository={write_model()}", f"--restart-limit={int(during == 'reload')}")
+        with launcher(*arguments, *free_ports, home=home) as process:
+            if during == "reload":
+                read_until(process, "Ctrl-C stops")
+                server_of(process).children()[0].kill()
+                read_until(process, "echo ended")
+            until(lambda: psutil.Process(process.pid).children(), what="tritonserver runs")
+            time.sleep(moment_s)
+            server_of(process).kill()
+            process.communicate(timeout=PATIENCE_S)
+        assert process.returncode in (1, 2)  # it had served, or had not
+        assert list(home.iterdir()) == []
+        assert not list(Path("/dev/shm").glob(f"tokenrouter-run-{process.pid}-*"))
+        assert [each.pid for each in psutil.process_iter() if inherits(each, home)] == []
 
     def test_arguments_after_two_dashes_reach_triton(
         self, write_model: WriteModel, free_ports: list[str], home: Path

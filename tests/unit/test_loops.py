@@ -80,12 +80,23 @@ class Server:
         self.orchestrator: Orchestrator = self.entry.orchestrator()
         dial = {name: socket_path(sockets, name) for name in config.models}
         hello = self.entry.hello("tokenrouter", "routed")
-        self.loop = OrchestratorLoop(self.orchestrator, UnixCarrier(dial=dial), hello=hello, changed=self._turned)
+        self.broke: list[str] = []
+        self.loop = OrchestratorLoop(
+            self.orchestrator,
+            UnixCarrier(dial=dial),
+            hello=hello,
+            changed=self._turned,
+            broke=lambda: self._broke("entry"),
+        )
         self.loop.start()
 
     def _turned(self) -> None:
         with self.turned:
             self.turned.notify_all()
+
+    def _broke(self, name: str) -> None:
+        self.broke.append(name)
+        self._turned()
 
     def start(self, *names: str) -> Server:
         for name in names:
@@ -94,6 +105,7 @@ class Server:
                 lambda config=config: build_subserver(config, self.source),  # type: ignore[misc]
                 UnixCarrier(listen=socket_path(self.sockets, name)),
                 changed=self._turned,
+                broke=lambda name=name: self._broke(name),  # type: ignore[misc]
             )
             self.subservers[name] = self.decoding[name].start()
         return self
@@ -226,6 +238,23 @@ def test_a_stopping_loop_tells_everybody(serve: Callable[..., Server]) -> None:
         assert isinstance(error, ModelUnavailable)
         assert "the server is stopping" in str(error)
     server.loop.cancel(late)
+
+
+def test_loops_that_exceptions_end_answer_first_and_then_say_so(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(repeat=True, step_ms=0.5, max_seq_len=65536).start("small", "large")
+    running = server.submit(max_tokens=40_000, stream=True)
+    running.wait(lambda reply: bool(reply.updates), "a token")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(server.subservers["large"], "poll", fail)
+    server.wait(lambda: server.broke == ["large"], "large says so")
+    monkeypatch.setattr(server.orchestrator, "next_deadline_ns", fail)
+    assert isinstance(running.final().error, ModelUnavailable)
+    server.wait(lambda: server.broke == ["large", "entry"], "the entry says so")
 
 
 def test_at_the_end_of_the_grace_period_nothing_looks_like_a_complete_response(serve: Callable[..., Server]) -> None:

@@ -68,3 +68,36 @@ def test_every_reason_and_writer_is_there_from_the_start_and_counts(series: Seri
     metrics.publish()
     assert reasons(series, "tokenrouter_failed") == failed | {"cancelled": 1}
     assert reasons(series, "tokenrouter_finished") == finished | {"stop": 1}
+
+
+def test_series_are_given_back_before_their_families(triton: ModuleType) -> None:
+    from tokenrouter.triton.metrics import OrchestratorMetrics
+
+    gone: list[str] = []
+
+    class Given:
+        def __del__(self) -> None:
+            gone.append(type(self).__name__)
+
+    class Series(Given):
+        def set(self, value: float) -> None: ...
+
+        def increment(self, value: float) -> None: ...
+
+    class MetricFamily(Given):
+        GAUGE, COUNTER = "gauge", "counter"
+
+        def __init__(self, **_: str) -> None: ...
+
+        def Metric(self, *, labels: dict[str, str]) -> Series:
+            return Series()
+
+    module: Any = triton
+    module.MetricFamily = MetricFamily
+    metrics = OrchestratorMetrics("tokenrouter", Cluster().orchestrator)
+    metrics.publish()
+    assert gone == []
+    metrics.release()
+    families = gone.count("MetricFamily")
+    assert families > 1
+    assert gone == ["Series"] * (len(gone) - families) + ["MetricFamily"] * families
