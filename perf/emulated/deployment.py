@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from perf.emulated.repository import write_emulated_repository
 from perf.emulated.routing import policy_params, signals
 from perf.emulated.signals import write_router
+from tokenrouter.speculation import Speculation
 from tools.build_repository.thresholds import max_queue_delay_microseconds
 from tools.dtmc.profile import Profile
 from tools.tritonserver.server import TritonServer
@@ -72,6 +75,9 @@ class EmulatedDeployment:
         thresholds: of delayed batching.
         around_ms: by model, what the server's own work adds to the engine's part of a step. The engines are that much
             faster, so that whole steps take the profile's time.
+        agreement: share of positions, in [0, 1], at which the large model writes what the small one would have
+            written; None: all models prefer the same tokens.
+        speculation: how far the small model goes ahead; None = not at all.
     """
 
     profile: Profile
@@ -79,6 +85,8 @@ class EmulatedDeployment:
     most_in_flight: int
     thresholds: Thresholds = EAGER
     around_ms: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
+    speculation: Speculation | None = None
 
     def write(self, folder: Path) -> Path:
         """Writes the model repository and returns the folder.
@@ -91,8 +99,9 @@ class EmulatedDeployment:
             "policy_params": policy_params(self.profile, self.policy),
             "max_inflight": self.most_in_flight,
             "aliases": {},
+            "speculation": None if self.speculation is None else msgspec.to_builtins(self.speculation),
         }
-        names, shown = self.profile.names, signals(self.profile, self.policy)
+        names, shown = self.profile.names, signals(self.profile, self.policy, agreement=self.agreement)
         write_emulated_repository(
             folder,
             step_ms={name: self._engine_ms(name) for name in names},

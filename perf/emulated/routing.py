@@ -81,12 +81,26 @@ def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
     raise ProfileError(f"--policy {policy}: does not follow a profile; use one of {', '.join(FOLLOWING)}")
 
 
-def signals(profile: Profile, policy: str) -> dict[str, dict[str, Any]]:
-    """Engine options by model, with which `policy` decides at the profile's rates; the width of hidden states too."""
+def signals(profile: Profile, policy: str, *, agreement: float | None = None) -> dict[str, dict[str, Any]]:
+    """Engine options by model, with which `policy` decides at the profile's rates; the width of hidden states too.
+
+    Args:
+        agreement: how often other models than the first prefer the token that the first one prefers; None = always.
+    """
     if policy not in ROUTED_BY_SIGNALS:
-        return {name: {"hidden_size": 0} for name in profile.names}
+        plain = {name: {"hidden_size": 0} for name in profile.names}
+        if agreement is None:
+            return plain
+        return {name: {**plain[name], "signals": _agreeing({}, name, profile, agreement)} for name in profile.names}
     options = signal_options(*_rates(profile), names=profile.names)
+    if agreement is not None:
+        options = {n: {"signals": _agreeing(shown["signals"], n, profile, agreement)} for n, shown in options.items()}
     return {name: {"hidden_size": HIDDEN_SIZE, **options[name]} for name in profile.names}
+
+
+def _agreeing(shown: dict[str, Any], name: str, profile: Profile, agreement: float) -> dict[str, Any]:
+    """The signals of a model; all have some, so that their logits are alike but for the tokens."""
+    return {"unsure": 0.0, **shown, "agreement": 1.0 if name == profile.names[0] else agreement}
 
 
 def _rates(profile: Profile) -> tuple[float, float]:

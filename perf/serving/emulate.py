@@ -13,6 +13,7 @@ import typer
 from perf.command import run
 from perf.emulated.deployment import EmulatedDeployment
 from perf.emulated.routing import FOLLOWING
+from tokenrouter.speculation import Speculation
 from tools.dtmc.profile import load_profile
 from tools.errors import CommandError
 
@@ -22,10 +23,13 @@ def main(
     output: Annotated[Path, typer.Option(help="Folder of the model repository.")],
     inflight: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 64,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(FOLLOWING)}.")] = "markov",
+    agreement: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of tokens that agree.")] = None,
+    speculation: Annotated[int, typer.Option(min=0, help="Guesses that the small model may hold; 0 = none.")] = 0,
 ) -> None:
     if output.exists():
         raise CommandError(f"--output {output} exists; name a new folder")
-    EmulatedDeployment(load_profile(profile), policy, inflight).write(output)
+    ahead = Speculation(speculation) if speculation else None
+    EmulatedDeployment(load_profile(profile), policy, inflight, agreement=agreement, speculation=ahead).write(output)
     print(f"{output}: emulated; make serve MODEL_REPOSITORY={output}")
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from perf.command import run
-from perf.traces.trace import Trace, from_routing, moves, write_traces
+from perf.traces.trace import Trace, agreement, from_routing, moves, write_traces
 from tokenrouter.offline import TokenRouter
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import load_problems
@@ -47,8 +47,12 @@ def summary(traces: list[Trace], first: str) -> str:
     replayed = sum(
         count for trace in traces for (source, target, _), count in moves(trace, first).items() if source != target
     )
+    share = agreement(traces)
+    agreed = "" if share is None else f"; the large model wrote {share:.1%} of the discarded tokens itself"
     kind = "emulated, " if any(trace.emulated for trace in traces) else ""
-    return f"{kind}{len(writers)} tokens: {shares}; {recorded} hand-offs, a replay over and over makes {replayed}"
+    return (
+        f"{kind}{len(writers)} tokens: {shares}; {recorded} hand-offs, a replay over and over makes {replayed}{agreed}"
+    )
 
 
 def main(

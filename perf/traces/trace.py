@@ -3,7 +3,7 @@
 One JSON object per line and response. `runs` are [model, tokens] in order, as the server's `routing` output gives them;
 `policy` decides how a model learns that another one writes, so that a replay makes the same visits:
 
-    {"policy": "r2r", "runs": [["small", 12], ["large", 1], ["small", 3]], "handoffs": 2, "emulated": false}
+    {"policy": "r2r", "runs": [["small", 12], ["large", 1], ["small", 3]], "handoffs": 2, "discards": 1, "agreed": 1}
 
 Runs do not show a visit that ended only to begin anew before any other model wrote. R2R, CITER, Co-LLM and `random`
 visit for one token each, so nothing is lost; in a replay of R-Stitch such visits are one longer visit.
@@ -39,6 +39,7 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         handoffs: as the server counted them.
         emulated: the tokens do not come from real models.
         prompt: for reference.
+        discards: hand-offs at which the small model's token was discarded; `agreed`: where the large one wrote it too.
     """
 
     policy: str
@@ -46,6 +47,8 @@ class Trace(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     handoffs: int = 0
     emulated: bool = False
     prompt: str = ""
+    discards: int = 0
+    agreed: int = 0
 
     def __post_init__(self) -> None:
         """Refuses empty traces and runs, and policies whose hand-offs `scripted` cannot make."""
@@ -101,7 +104,22 @@ def from_routing(routing: dict[str, Any], prompt: str = "") -> Trace:
             runs[-1] = (run["model"], runs[-1][1] + tokens)
         else:
             runs.append((run["model"], tokens))
-    return Trace(routing["policy"], tuple(runs), routing["handoffs"], bool(routing.get("emulated")), prompt)
+    return Trace(
+        policy=routing["policy"],
+        runs=tuple(runs),
+        handoffs=routing["handoffs"],
+        discards=routing.get("discards", 0),
+        agreed=routing.get("agreed", 0),
+        emulated=bool(routing.get("emulated")),
+        prompt=prompt,
+    )
+
+
+def agreement(traces: Iterable[Trace]) -> float | None:
+    """Share of the discarded tokens that the large model wrote too; None if none was compared."""
+    known = list(traces)
+    compared = sum(trace.discards for trace in known)
+    return sum(trace.agreed for trace in known) / compared if compared else None
 
 
 def moves(trace: Trace, first: str) -> Counter[tuple[str, str, bool]]:

@@ -58,6 +58,7 @@ def request(
     stream: bool = False,
     timeout_ns: int | None = None,
     priority: int = 0,
+    speculation: bool | None = None,
     **sampling: Any,
 ) -> GenerationRequest:
     """A request; by default greedy and ended by the end token."""
@@ -71,6 +72,7 @@ def request(
         stream=stream,
         timeout_ns=timeout_ns,
         priority=priority,
+        speculation=speculation,
     )
 
 

@@ -179,12 +179,40 @@ def test_without_signals_nothing_changes_and_an_engine_without_end_token_still_w
     assert result.hidden is not None
     assert not result.hidden.any()
     assert plain.step([EngineRow(handle, [9])]).logits.max() <= 1.0
-    assert plain.step([EngineRow(handle, [9], emit=False)]).logits.shape == (0, VOCAB_SIZE)
+    assert plain.step([EngineRow(handle, [9], emit=0)]).logits.shape == (0, VOCAB_SIZE)
 
 
-@pytest.mark.parametrize("signals", [{"unsure": 1.5}, {"unsure": -0.1}, {"unsure": 0.5, "stream": -1}, {"sure": 0.5}])
+def test_agreement_is_how_often_the_preferred_token_is_that_of_another_model() -> None:
+    def preferred(**fields: Any) -> torch.Tensor:
+        engine = EmulatedEngine(EmulatedConfig(repeat=True, signals=SignalsConfig(**fields)), vocab_size=VOCAB_SIZE)
+        tokens = list(range(200, 250))
+        handle = engine.open(kv_tokens=3000, prompt_tokens=50)
+        return engine.step([EngineRow(handle, [*tokens, *[1] * 2000], emit=2000)]).logits.argmax(-1)
+
+    small, large = preferred(unsure=0.35), preferred(unsure=0.8, stream=1, agreement=0.7)
+    assert_share(int((small == large).sum()), 2000, 0.7)
+    assert (preferred(agreement=0.0) != small).all()
+    assert (preferred(stream=3) == small).all()
+
+
+def test_several_positions_of_a_step_are_those_of_steps_of_one() -> None:
+    signals = SignalsConfig(0.5, agreement=0.5)
+    one, many = (EmulatedEngine(EmulatedConfig(signals=signals), vocab_size=VOCAB_SIZE) for _ in range(2))
+    a, b = (engine.open(kv_tokens=40, prompt_tokens=4) for engine in (one, many))
+    tokens = [5, 6, 7, 8, 9, 10]
+    one.step([EngineRow(a, tokens[:3], emit=0)])
+    single = [one.step([EngineRow(a, [token])]) for token in tokens[3:]]
+    whole = many.step([EngineRow(many.open(kv_tokens=9, prompt_tokens=1), [3]), EngineRow(b, tokens, emit=3)])
+    assert torch.equal(whole.logits[1:], torch.cat([result.logits for result in single]))
+    assert whole.hidden is not None
+    assert torch.equal(whole.hidden[1:], torch.cat([r.hidden for r in single if r.hidden is not None]))
+
+
+@pytest.mark.parametrize(
+    "signals", [{"agreement": 1.5}, {"unsure": 1.5}, {"unsure": -0.1}, {"unsure": 0.5, "stream": -1}, {"sure": 0.5}]
+)
 def test_bad_signals_are_refused(signals: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"signals|unsure"):
+    with pytest.raises(ConfigError, match=r"signals|unsure|agreement"):
         EmulatedEngine.from_folder(tmp_path, {"signals": signals})
 
 

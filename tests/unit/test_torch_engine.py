@@ -219,7 +219,10 @@ def test_chunked_prefill_equals_unchunked(engine: TorchEngine, reference: Any, c
     extend(engine, other, [1])
     for start in range(0, 101, chunk):
         # A request that decodes meanwhile shares each step, and the row order alternates.
-        rows = [EngineRow(chunked, tokens[start : start + chunk], emit=start + chunk >= 101), EngineRow(other, [2])]
+        rows = [
+            EngineRow(chunked, tokens[start : start + chunk], emit=int(start + chunk >= 101)),
+            EngineRow(other, [2]),
+        ]
         result = engine.step(rows if start % 2 else rows[::-1]) if start < 100 else engine.step(rows[:1])
     row = result.logits[0 if len(result.logits) == 1 or (start % 2) else 1]
     assert_close(row, at_once)
@@ -251,22 +254,22 @@ def test_hidden_state_is_what_the_lm_head_is_fed(engine: TorchEngine, reference:
     assert_close(reference.lm_head(result.hidden.clone())[0], result.logits[0])
 
 
-def test_only_emitting_rows_come_back_in_the_order_of_the_batch(engine: TorchEngine, reference: Any) -> None:
+def test_only_emitting_positions_come_back_in_the_order_of_the_batch(engine: TorchEngine, reference: Any) -> None:
     prompts = [random_tokens(n, seed=3) for n in (50, 1, 20, 1, 2, 130)]
     handles = [engine.open(kv_tokens=140, prompt_tokens=len(p)) for p in prompts]
-    emit = [True, False, True, True, False, True]
+    emit = [3, 0, 1, 1, 0, 130]
     result = engine.step([EngineRow(h, p, e) for h, p, e in zip(handles, prompts, emit, strict=True)])
-    wanted = [p for p, e in zip(prompts, emit, strict=True) if e]
-    assert result.logits.shape == (4, VOCAB)
+    wanted = [p[: len(p) - e + i] for p, e in zip(prompts, emit, strict=True) for i in range(1, e + 1)]
+    assert result.logits.shape == (135, VOCAB)
     assert result.hidden is not None
-    assert result.hidden.shape == (4, engine.info.hidden_size)
+    assert result.hidden.shape == (135, engine.info.hidden_size)
     for row, prompt in zip(result.logits, wanted, strict=True):
         assert_close(row, fresh(reference, prompt))
 
 
 def test_a_step_without_an_emitting_row_gives_no_rows(engine: TorchEngine) -> None:
     handle = engine.open(kv_tokens=10, prompt_tokens=10)
-    assert engine.step([EngineRow(handle, [1, 2], emit=False)]).logits.shape == (0, VOCAB)
+    assert engine.step([EngineRow(handle, [1, 2], emit=0)]).logits.shape == (0, VOCAB)
 
 
 def test_two_engines_in_one_process_keep_apart(folder: Path, reference: Any) -> None:
@@ -311,6 +314,7 @@ def test_a_refused_step_changes_nothing(engine: TorchEngine, reference: Any) -> 
         ([EngineRow(other, [1])] * 65, "65 sequences"),
         ([EngineRow(other, [1] * 3000)], "3000 tokens"),
         ([EngineRow(other, [])], "at least one"),
+        ([EngineRow(other, [1], emit=2)], "2 positions of a row of 1"),
         ([EngineRow(other, [1]), EngineRow(other, [2])], "twice"),
         ([EngineRow(other, [1]), EngineRow(closed, [2])], "closed"),
         ([EngineRow(other, [1]), EngineRow(handle, [1, 2, 3])], "opened for 12"),

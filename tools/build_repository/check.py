@@ -105,6 +105,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
         )
     yield from router_problems(spec.entry)
     yield from caught(lambda: _policy(spec, output))
+    yield from _speculation_problems(spec, output)
     if spec.tuning is None:
         yield from threshold_problems(spec)
 
@@ -121,6 +122,34 @@ def _policy(spec: DeploymentSpec, output: Path) -> Policy:
         return load_policy(PolicySpec(spec.entry.policy, params), context)
     except RouterError as exc:
         raise ConfigError(f"entry.policy {spec.entry.policy!r}: {exc}") from exc
+
+
+def _speculation_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
+    """Going ahead needs a policy that allows it, engines that are stepped, and room for the guesses."""
+    speculation = spec.entry.speculation
+    if speculation is None:
+        return
+    try:
+        policy = _policy(spec, output)
+    except ConfigError:
+        return  # told elsewhere
+    if len(spec.models) != 2 or not policy.speculates():
+        yield (
+            f"entry.speculation: policy {spec.entry.policy!r} cannot go ahead, since its decisions need more than "
+            "logits, hidden states and tokens of two models; leave entry.speculation out"
+        )
+    for name, model in spec.models.items():
+        if model.engine == "tensorrt_llm":
+            yield (
+                f"entry.speculation: the engine of models.{name}, tensorrt_llm, owns its decoding loop and cannot "
+                "check guesses; leave entry.speculation out"
+            )
+        length = model.options.get("max_seq_len")
+        if isinstance(length, int) and speculation.depth >= length:
+            yield (
+                f"entry.speculation.depth is {speculation.depth}; models.{name}.options.max_seq_len is {length}: lower "
+                "the depth"
+            )
 
 
 def _engine_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:

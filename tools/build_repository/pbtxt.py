@@ -96,6 +96,8 @@ def _entry_parameters(entry: EntrySpec, models: Iterable[str], role: str) -> dic
         parameters["limits"] = msgspec.json.encode(entry.limits).decode()
     if entry.defaults != Defaults():
         parameters["defaults"] = msgspec.json.encode(entry.defaults).decode()
+    if entry.speculation is not None:
+        parameters["speculation"] = msgspec.json.encode(entry.speculation).decode()
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
     if entry.end_ids is not None:

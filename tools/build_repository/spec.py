@@ -22,6 +22,7 @@ from tokenrouter.errors import ConfigError
 from tokenrouter.messages import Natural
 from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.request import Defaults, Limits
+from tokenrouter.speculation import Speculation
 from tokenrouter.yaml_files import load_yaml
 from tools.build_repository.aliases import SHAPE_NAMES
 
@@ -97,6 +98,8 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         policy_checkpoints: files and folders in the repository, relative to it, that clients may name as `checkpoint`
             in `policy_params`; those of `routers` are among them.
         policy_cache_mib: most that loaded policies hold in the entry model; whose turn was longest ago makes room.
+        speculation: whether and how far the small model goes ahead of the large one; see
+            `tokenrouter.speculation.Speculation`. Left out, only for requests that ask for it.
         limits: what one request may hold; see `tokenrouter.request.Limits`.
         defaults: of fields that a request leaves out; see `tokenrouter.request.Defaults`.
     """
@@ -118,6 +121,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_added_tokens: bool = EntryConfig.allow_added_tokens
     allow_special_tokens: bool = EntryConfig.allow_special_tokens
     queue: QueueSpec = QueueSpec()
+    speculation: Speculation | None = EntryConfig.speculation
     limits: Limits = Limits()
     defaults: Defaults = Defaults()
 

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tokenrouter.speculation import Speculation
 from tools.dtmc.network import parse_thresholds
 from tools.dtmc.profile import Profile, load_profile
 from tools.errors import reported
@@ -43,6 +44,10 @@ def main(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 1,
     max_queue_delay_ms: Annotated[float | None, typer.Option(help="Longest wait for a threshold.")] = None,
     think_ms: Annotated[float, typer.Option(min=0.0, help="From a response's end to its client's next request.")] = 0.0,
+    speculation: Annotated[
+        int, typer.Option(min=0, help="Guesses that the first of two models may hold; 0 = none.")
+    ] = 0,
+    agreement: Annotated[float, typer.Option(help="Share of guesses that the second model writes too.")] = 1.0,
     timeline: Annotated[Path | None, typer.Option(help="Draw the last steps into this file (PNG).")] = None,
     timeline_steps: Annotated[int, typer.Option(help="How many steps to draw.", min=1)] = 60,
     trace: Annotated[Path | None, typer.Option(help="Write all steps in Chrome's trace format (JSON).")] = None,
@@ -67,6 +72,8 @@ def main(
             prompt_tokens=prompt_tokens,
             max_queue_delay_ms=max_queue_delay_ms,
             think_ms=think_ms,
+            speculation=Speculation(speculation) if speculation else None,
+            agreement=agreement,
             on_step=drawn.append if timeline or trace else None,
             progress=lambda share: progress("simulating", share),
         )

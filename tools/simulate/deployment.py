@@ -15,6 +15,7 @@ from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.speculation import Speculation
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import SteppingRunner
 from tools.dtmc.errors import ProfileError, ThresholdError
@@ -39,28 +40,57 @@ class Deployment:
 
 
 def build_deployment(
-    profile: Profile, *, max_inflight: int, thresholds: Thresholds, max_queue_delay_ns: int | None
+    profile: Profile,
+    *,
+    max_inflight: int,
+    thresholds: Thresholds,
+    max_queue_delay_ns: int | None,
+    speculation: Speculation | None = None,
+    agreement: float = 1.0,
 ) -> Deployment:
     """Builds and connects everything.
 
+    Args:
+        speculation: how far the profile's first model goes ahead of the second.
+        agreement: how often the models after the first write the token that the first one would have written.
+
     Raises:
-        ProfileError: a move commits neither 0 nor 1 tokens.
+        ProfileError: a move commits neither 0 nor 1 tokens; or the first model cannot go ahead with this profile.
         ThresholdError: a threshold names no model, or is out of range.
         RouterError: the policy `markov` refuses the matrices.
     """
     if unknown := sorted(thresholds.keys() - set(profile.names)):
         raise ThresholdError(f"thresholds: no model {unknown[0]!r}; the models are {', '.join(profile.names)}")
     spec = markov_policy(profile)
+    policies = PolicyCache(PolicyContext(profile.names))
+    if speculation is not None and not policies.get(spec).speculates():
+        raise ProfileError(
+            "speculation: takes two models, of which the first discards its token where it leaves, and the "
+            "second keeps it; this profile is another"
+        )
     clocks = tuple(VirtualClock() for _ in profile.names)
     delay_ns = NEVER_NS if max_queue_delay_ns is None else max_queue_delay_ns
     subservers = tuple(
-        _subserver(name, profile.models[name], max_inflight, _batching(thresholds.get(name, 1), delay_ns), clock)
+        _subserver(
+            name,
+            profile.models[name],
+            max_inflight,
+            _batching(thresholds.get(name, 1), delay_ns),
+            clock,
+            1.0 if name == profile.names[0] else agreement,
+        )
         for name, clock in zip(profile.names, clocks, strict=True)
     )
     orchestrator = Orchestrator(
-        OrchestratorSettings(profile.names, max_inflight, connect_timeout_ns=NEVER_NS, queue=EntryQueuePolicy()),
+        OrchestratorSettings(
+            profile.names,
+            max_inflight,
+            connect_timeout_ns=NEVER_NS,
+            queue=EntryQueuePolicy(),
+            speculation=speculation,
+        ),
         tokenizer=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")),
-        policies=PolicyCache(PolicyContext(profile.names)),
+        policies=policies,
     )
     _connect(orchestrator, subservers, Hello(PROTOCOL_VERSION, "simulator", "routed", profile.names, spec))
     return Deployment(orchestrator, subservers, clocks, spec)
@@ -90,11 +120,13 @@ def _batching(threshold: int | Mapping[int, int], delay_ns: int) -> Batching:
     return Batching(max_queue_delay_ns=delay_ns, by_in_flight=threshold)
 
 
-def _subserver(name: str, model: ModelProfile, max_inflight: int, batching: Batching, clock: VirtualClock) -> Subserver:
+def _subserver(
+    name: str, model: ModelProfile, max_inflight: int, batching: Batching, clock: VirtualClock, agreement: float
+) -> Subserver:
     limit = max_inflight if model.max_batch is None else min(max_inflight, model.max_batch)
     return Subserver(
         name,
-        SteppingRunner(VirtualEngine(model, clock, max_batch=limit), batching, clock_ns=clock),
+        SteppingRunner(VirtualEngine(model, clock, max_batch=limit, agreement=agreement), batching, clock_ns=clock),
         shares={"routed": UNLIMITED},
         context=PolicyContext,
     )

@@ -8,12 +8,15 @@ from functools import lru_cache
 import torch
 
 from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult
+from tokenrouter.rng import draw
 from tools.dtmc.profile import ModelProfile
 
 UNLIMITED = 1 << 60
 """KV blocks and tokens: the simulator studies time, not memory."""
 
 VOCAB_SIZE = 2
+_AGREEMENT = 1
+"""Stream of the draws of agreement; sequences count instead of seeds."""
 
 
 class VirtualClock:
@@ -26,13 +29,29 @@ class VirtualClock:
         return self.now_ns
 
 
+class VirtualSequence:
+    """A sequence of which only the length is known."""
+
+    __slots__ = ("length", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.length = 0
+
+
 class VirtualEngine:
-    """Satisfies `engines.base.Engine`: every token is 0, and a step moves the clock on by its time."""
+    """Satisfies `engines.base.Engine`: every token is 0, and a step moves the clock on by its time.
+
+    Args:
+        agreement: share of positions at which the token is 0, in [0, 1]; elsewhere it is 1.
+    """
 
     blocks_leased = blocks_used = 0
 
-    def __init__(self, model: ModelProfile, clock: VirtualClock, *, max_batch: int) -> None:
+    def __init__(self, model: ModelProfile, clock: VirtualClock, *, max_batch: int, agreement: float = 1.0) -> None:
         self._clock = clock
+        self._agreement = agreement
+        self._opened = 0
         self._logits = torch.tensor([[1.0, 0.0]]).expand(max_batch, VOCAB_SIZE).contiguous()
         self._step_time_ms = lru_cache(maxsize=65536)(model.step_time_ms)
         self.info = EngineInfo(
@@ -50,19 +69,36 @@ class VirtualEngine:
     def extras(self, model: str) -> PolicyExtras:
         return {}
 
-    def open(self, *, kv_tokens: int, prompt_tokens: int) -> None:
-        """Nothing is kept per sequence."""
+    def open(self, *, kv_tokens: int, prompt_tokens: int) -> VirtualSequence:
+        """Sequences are numbered."""
+        self._opened += 1
+        return VirtualSequence(self._opened)
 
     def step(self, rows: Sequence[EngineRow]) -> StepResult:
         """Takes the profile's time; extended tokens are the new ones beyond one per request."""
         extended = sum(len(row.tokens) for row in rows) - len(rows)
         self._clock.now_ns += nanoseconds(self._step_time_ms(len(rows), extended))
-        return StepResult(self._logits[: sum(row.emit for row in rows)], None)
+        if self._agreement == 1.0:
+            emit = sum(row.emit for row in rows)
+            if emit > len(self._logits):
+                self._logits = torch.tensor([[1.0, 0.0]]).expand(2 * emit, VOCAB_SIZE).contiguous()
+            return StepResult(self._logits[:emit], None)
+        return StepResult(torch.tensor([place for row in rows for place in self._drawn(row)]), None)
 
-    def truncate(self, handle: None, length: int) -> None:
-        """Nothing to forget."""
+    def _drawn(self, row: EngineRow) -> list[list[float]]:
+        """Logits of a row's emitting positions; a position of a sequence always has the same."""
+        handle: VirtualSequence = row.handle
+        handle.length += len(row.tokens)
+        places = range(handle.length - row.emit, handle.length)
+        return [
+            [1.0, 0.0] if draw(handle.number, place, _AGREEMENT) < self._agreement else [0.0, 1.0] for place in places
+        ]
 
-    def close(self, handle: None) -> None:
+    def truncate(self, handle: VirtualSequence, length: int) -> None:
+        """Forgets positions."""
+        handle.length = min(handle.length, length)
+
+    def close(self, handle: VirtualSequence) -> None:
         """Nothing to give back."""
 
     def shutdown(self) -> None:

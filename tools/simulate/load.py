@@ -50,8 +50,9 @@ class Load:
 class Clients:
     """Draws requests and arrival times; the same seed gives the same ones, whatever the scheduler does."""
 
-    def __init__(self, load: Load, policy: PolicySpec) -> None:
+    def __init__(self, load: Load, policy: PolicySpec, *, stream: bool = False) -> None:
         self._load = load
+        self._stream = stream
         self._policy = policy
         self._requests = random.Random(f"requests {load.seed}")
         self._arrivals = random.Random(f"arrivals {load.seed}")
@@ -64,7 +65,7 @@ class Clients:
             sampling=Sampling(max_tokens=self._length(), seed=self._requests.getrandbits(64)),
             stop_words=(),
             policy=self._policy,
-            stream=False,
+            stream=self._stream,
         )
 
     def gap_ns(self) -> int:

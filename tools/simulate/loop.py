@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from tokenrouter.batcher import WaitUntil
-from tokenrouter.messages import Open, Report, Resume, ToSubserver
+from tokenrouter.messages import Guesses, Open, Report, Resume, Settled, ToSubserver
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import StepPlan
@@ -28,7 +28,7 @@ from tools.simulate.meter import Meter, Step
 
 OnStep = Callable[[Step], None]
 
-_VISITS = (Open, Resume)
+_VISITS = (Open, Resume, Guesses, Settled)
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class EventLoop:
     Args:
         inflight: number of requests that the closed loop keeps; None is the open loop.
         handoff_ns: time of a message from the orchestrator to a model.
+        streams: whether clients stream, and tokens are counted as they come to them: with speculation one row of a
+            report says little of what it commits.
         think_ns: closed loop: from the end of a response to the next request in its place.
     """
 
@@ -61,8 +63,10 @@ class EventLoop:
         inflight: int | None,
         handoff_ns: int,
         think_ns: int = 0,
+        streams: bool = False,
         on_step: OnStep | None = None,
     ) -> None:
+        self._streams = streams
         self.now_ns = 0
         self.orchestrator: Orchestrator = deployment.orchestrator
         pairs = zip(deployment.subservers, deployment.clocks, strict=True)
@@ -127,6 +131,8 @@ class EventLoop:
             for row in report.rows:
                 target = self._by_name[row.target].index if row.target else lane.index
                 self.meter.row(lane.index, row, target, self.now_ns)
+                if row.tokens and not self._streams:
+                    self.meter.token(row.request, len(row.tokens), self.now_ns)
             self.orchestrator.receive(lane.subserver.name, report, now_ns=self.now_ns)
         lane.reports.clear()
         self._news()
@@ -137,6 +143,8 @@ class EventLoop:
         for update in updates:
             if update.error is not None:
                 raise update.error
+            if update.tokens and self._streams:
+                self.meter.token(update.key, len(update.tokens), self.now_ns)
             if update.result is not None:
                 self.meter.ended(update.key, update.result)
                 if self._closed and self._think_ns:
@@ -171,7 +179,7 @@ class EventLoop:
             due_ns, message = lane.inbox.popleft()
             lane.subserver.handle(PEER, message, now_ns=self.now_ns)
             if isinstance(message, _VISITS):
-                self.meter.ready(message.request, due_ns)
+                self.meter.ready(lane.index, message.request, due_ns)
         if lane.subserver.outbox:
             # Only a failure is told outside a step; it ends the simulation.
             for _, report in lane.subserver.outbox:

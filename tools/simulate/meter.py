@@ -50,7 +50,7 @@ class Meter:
 
     def __init__(self, models: int) -> None:
         self._models = models
-        self._ready_ns: dict[int, int] = {}
+        self._ready_ns: dict[tuple[int, int], int] = {}
         self._arrived_ns: dict[int, int] = {}
         self._last_token_ns: dict[int, int] = {}
         self._running: dict[int, int] = {}
@@ -80,16 +80,17 @@ class Meter:
     def arrived(self, request: int, now_ns: int) -> None:
         self._arrived_ns[request] = now_ns
 
-    def ready(self, request: int, now_ns: int) -> None:
-        """A request reached a model, or its step there is over and it stays."""
-        self._ready_ns[request] = now_ns
+    def ready(self, model: int, request: int, now_ns: int) -> None:
+        """A request, or news of its guesses, reached a model."""
+        self._ready_ns[model, request] = now_ns
 
     def step_started(self, model: int, step: Step) -> None:
         """A step begins; the waits of its requests are over."""
         self._running[model] = step.start_ns
         counts, ready_ns, requests = self.models[model], self._ready_ns, step.requests
         counts.started += len(requests)
-        counts.wait_ns += len(requests) * step.start_ns - sum([ready_ns.pop(request) for request in requests])
+        start_ns = step.start_ns
+        counts.wait_ns += len(requests) * start_ns - sum([ready_ns.pop((model, each), start_ns) for each in requests])
 
     def step_finished(self, model: int, step: Step) -> None:
         del self._running[model]
@@ -107,12 +108,11 @@ class Meter:
         """What became of one request of a finished step; `target` is the model it goes on at."""
         if row.outcome == Outcome.STAY or row.outcome == Outcome.LEAVE:
             self.moves[model][target] += 1
-            if row.outcome == Outcome.STAY:
-                self._ready_ns[row.request] = now_ns
-        if row.tokens:
-            self._token(row.request, len(row.tokens), now_ns)
+        if row.outcome == Outcome.STAY or row.guesses:
+            self._ready_ns[model, row.request] = now_ns
 
-    def _token(self, request: int, count: int, now_ns: int) -> None:
+    def token(self, request: int, count: int, now_ns: int) -> None:
+        """A response goes on."""
         self.tokens += count
         last_ns = self._last_token_ns.get(request)
         self._last_token_ns[request] = now_ns

@@ -68,7 +68,7 @@ class SimulationResult:
     end_to_end_ms: Latency
 
 
-def result_of(meter: Meter, profile: Profile, now_ns: int, *, controls: bool) -> SimulationResult:
+def result_of(meter: Meter, profile: Profile, now_ns: int, *, handoffs: int, controls: bool) -> SimulationResult:
     """Summarises a run that ends now; `controls`: whether every move of every request was seen."""
     elapsed_ns = now_ns - meter.start_ns
     segments = meter.segments()
@@ -91,7 +91,7 @@ def result_of(meter: Meter, profile: Profile, now_ns: int, *, controls: bool) ->
         requests_finished=meter.finished,
         events=meter.instants,
         steps={name: counts.steps for name, counts in named.items()},
-        handoffs=sum(count for i, row in enumerate(meter.moves) for j, count in enumerate(row) if i != j),
+        handoffs=handoffs,
         time_to_first_token_ms=_latency(meter.first_token_ns),
         inter_token_ms=_latency(meter.inter_token_ns),
         end_to_end_ms=_latency(meter.end_to_end_ns),

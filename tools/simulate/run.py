@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tokenrouter.speculation import Speculation
 from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile
 from tools.simulate.deployment import Thresholds, build_deployment
@@ -40,6 +41,8 @@ def simulate(
     prompt_tokens: int = 1,
     max_queue_delay_ms: float | None = None,
     think_ms: float = 0.0,
+    speculation: Speculation | None = None,
+    agreement: float = 1.0,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
@@ -59,11 +62,13 @@ def simulate(
         max_queue_delay_ms: longest wait for a threshold; None is no limit. In the open loop a threshold above 1
             needs one, since few requests in flight may never reach it.
         think_ms: closed loop: time from the end of a response to the next request of that client.
+        speculation: how far the first of two models goes ahead of the second; None is plain routing.
+        agreement: how often the second one writes the token that the first one would have written.
         on_step: told every step when it starts, warm-up included.
         progress: told the share of the run that is done, in 0..1.
 
     Raises:
-        ProfileError: a move commits neither 0 nor 1 tokens.
+        ProfileError: a move commits neither 0 nor 1 tokens, or the profile allows no speculation.
         ThresholdError: unknown model, out of range, or a deadlock.
         ValueError: another argument is out of range.
     """
@@ -71,24 +76,32 @@ def simulate(
     goal = _Goal(tokens if seconds is not None or tokens is not None else DEFAULT_TOKENS, seconds)
     if not warmup >= 0:
         raise ValueError(f"warmup: {warmup:g}; give a share of 0 or more")
+    if not 0.0 <= agreement <= 1.0:
+        raise ValueError(f"agreement: {agreement:g}; give a share in [0, 1]")
     _check_thresholds(thresholds or {}, load, max_queue_delay_ms)
     deployment = build_deployment(
         profile,
         max_inflight=inflight,
         thresholds=thresholds or {},
         max_queue_delay_ns=None if max_queue_delay_ms is None else nanoseconds(max_queue_delay_ms),
+        speculation=speculation,
+        agreement=agreement,
     )
+    streams = speculation is not None
     loop = EventLoop(
         deployment,
-        Clients(load, deployment.policy),
+        Clients(load, deployment.policy, stream=streams),
         inflight=inflight if rate is None else None,
         handoff_ns=nanoseconds(profile.handoff_ms),
         think_ns=nanoseconds(think_ms),
+        streams=streams,
         on_step=on_step,
     )
     with _collector_paused():
-        _run(loop, goal, warmup, progress or (lambda share: None))
-    return result_of(loop.meter, profile, loop.now_ns, controls=response_tokens is None)
+        handoffs = _run(loop, goal, warmup, progress or (lambda share: None))
+    return result_of(
+        loop.meter, profile, loop.now_ns, handoffs=handoffs, controls=response_tokens is None and not streams
+    )
 
 
 @contextmanager
@@ -123,16 +136,19 @@ class _Goal:
         return now_ns - meter.start_ns >= share * (self.seconds or 0.0) * 1e9
 
 
-def _run(loop: EventLoop, goal: _Goal, warmup: float, progress: Progress) -> None:
+def _run(loop: EventLoop, goal: _Goal, warmup: float, progress: Progress) -> int:
+    """Runs to the goal. Returns the hand-offs of the counted part."""
     while warmup and not goal.reached(loop.meter, loop.now_ns, warmup):
         loop.advance()
     loop.meter.reset(loop.now_ns)
+    before = loop.orchestrator.statistics.handoffs
     for segment in range(1, SEGMENTS + 1):
         share = segment / SEGMENTS
         while not goal.reached(loop.meter, loop.now_ns, share):
             loop.advance()
         loop.meter.cut(loop.now_ns)
         progress(share)
+    return loop.orchestrator.statistics.handoffs - before
 
 
 def throughput(profile: Profile, inflight: int, thresholds: Thresholds) -> float:

@@ -80,7 +80,7 @@ def _step(engine: Engine, active: Sequence[_Run]) -> list[tuple[_Run, int | None
         shares.append(min(len(run.pending), budget - (len(active) - place - 1)))
         budget -= shares[-1]
     rows = [
-        EngineRow(run.handle, run.pending[:share], emit=share == len(run.pending))
+        EngineRow(run.handle, run.pending[:share], emit=int(share == len(run.pending)))
         for run, share in zip(active, shares, strict=True)
     ]
     tokens = iter(engine.step(rows).logits.argmax(-1).tolist())

@@ -56,8 +56,13 @@ class Entry:
             config.models, str(repository.root), checkpoints=_nameable(config), tokenizer=self.tokenizer
         )
         self._policies = PolicyCache(context, most_bytes=config.policy_cache_bytes, prepared_for="")
-        self._policies.pin(config.policy)
+        policy = self._policies.pin(config.policy)
         self._preload_classifiers()
+        if config.speculation is not None and not (len(policy.models) == 2 and policy.speculates()):
+            raise ConfigError(
+                f"model {config.name!r}: parameter speculation is set, but policy {config.policy.name!r} cannot go "
+                "ahead: its decisions need more than logits, hidden states and tokens of two models; leave it out"
+            )
         vocab_size = common_size(folders)
         ends = end_ids(first) if config.end_ids is None else config.end_ids
         if ends and max(ends) >= vocab_size:
@@ -95,6 +100,7 @@ class Entry:
             queue=self.config.queue,
             priorities=self.config.priorities,
             max_request_ns=self.config.max_request_ns,
+            speculation=self.config.speculation,
         )
         return Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
 

@@ -21,6 +21,7 @@ from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import BUILTIN
 from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.request import Defaults, Limits
+from tokenrouter.speculation import Speculation
 from tokenrouter.yaml_files import load_yaml
 
 T = TypeVar("T")
@@ -60,6 +61,8 @@ class EntryConfig:
         policy_checkpoints: files and folders that clients may name in `policy_params`, relative to the repository
             (`policy_checkpoints`); the policy's own is among them anyway.
         policy_cache_bytes: most that loaded policies hold (`policy_cache_mib`).
+        speculation: whether and how far the small model goes ahead (`speculation`, a JSON object with the fields of
+            `speculation.Speculation`); None: only for requests that ask for it.
         limits: what one request may hold (`limits`, a JSON object with the fields of `request.Limits`).
         defaults: of fields that a request leaves out (`defaults`, a JSON object with those of `request.Defaults`).
         end_ids: overrides the first model's end ids (`end_ids`), or None.
@@ -78,6 +81,7 @@ class EntryConfig:
     max_request_ns: int = MAX_REQUEST_SECONDS * 10**9
     policy_checkpoints: tuple[str, ...] = ()
     policy_cache_bytes: int = MAX_BYTES
+    speculation: Speculation | None = None
     limits: Limits = field(default_factory=Limits)
     defaults: Defaults = field(default_factory=Defaults)
     end_ids: tuple[int, ...] | None = None
@@ -388,6 +392,10 @@ def _defaults(text: str) -> Defaults:
     return msgspec.json.decode(text, type=Defaults)
 
 
+def _speculation(text: str) -> Speculation:
+    return msgspec.json.decode(text, type=Speculation)
+
+
 def _thresholds(text: str) -> dict[int, int]:
     return msgspec.json.decode(text, type=dict[int, int])
 
@@ -427,6 +435,11 @@ _ENTRY: dict[str, _Row] = {
     "connect_timeout_ns": ("connect_timeout_ms", _milliseconds, "milliseconds, at least 1"),
     "limits": ("limits", _limits, 'a JSON object such as {"prompt_bytes": 1048576}'),
     "defaults": ("defaults", _defaults, 'a JSON object such as {"max_tokens": 256}'),
+    "speculation": (
+        "speculation",
+        _speculation,
+        'a JSON object such as {"depth": 8, "least_agreement": 0.3}; depth is at least 1, least_agreement in [0, 1]',
+    ),
     "end_ids": ("end_ids", _ids, "a comma-separated list of token ids"),
     "allow_added_tokens": ("allow_added_tokens", _boolean, "true or false"),
     "allow_special_tokens": ("allow_special_tokens", _boolean, "true or false"),

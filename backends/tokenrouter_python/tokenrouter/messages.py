@@ -1,8 +1,9 @@
 """Messages of the token channel. One msgpack frame each; array-like, so field order is the wire format.
 
-Orchestrator to subserver: `Hello`, `Open`, `Resume`, `Close`, `InFlight`. Subserver to orchestrator: `ModelInfo`,
-`Report`. Requests are named by an integer that the orchestrator hands out (a client's own id is never a key), and each
-stay of a request at a model carries a visit number, so that messages of an old visit can be recognised and dropped.
+Orchestrator to subserver: `Hello`, `Open`, `Resume`, `Guesses`, `Settled`, `Close`, `InFlight`. Subserver to
+orchestrator: `ModelInfo`, `Report`. Requests are named by an integer that the orchestrator hands out (a client's own id
+is never a key), and each stay of a request at a model carries a visit number, so that messages of an old visit can be
+recognised and dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from tokenrouter.errors import ProtocolError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 M = TypeVar("M")
 # What a peer sends is checked where it is decoded, so that nothing behind has to doubt it.
@@ -89,6 +90,20 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     policy: PolicySpec
 
 
+class Guess(msgspec.Struct, frozen=True, array_like=True):
+    """A token that the small model sampled at a position where its policy left, or behind one, until it is confirmed.
+
+    Attributes:
+        token: its id.
+        left: whether the policy left here, so that the large model writes this position.
+        log_prob: of the token under the small model, if asked for.
+    """
+
+    token: TokenId
+    left: bool
+    log_prob: float | None = None
+
+
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """A request arrives at a model for the first time, or again after the model lost it.
 
@@ -102,6 +117,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
         state: what the policy sends along.
         source: model that handed the request over, or "".
         left_ns: when it left there (CLOCK_MONOTONIC, ns), or 0.
+        depth: most guesses that this model may hold of the request when its policy leaves; 0 = it waits then.
+        guesses: to check, from the position behind `tokens` on; the first one is where the small model left.
     """
 
     request: Natural
@@ -115,6 +132,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
     state: dict[str, Any] | None = None
     source: str = ""
     left_ns: Natural = 0
+    depth: Natural = 0
+    guesses: list[Guess] = []
 
     def __post_init__(self) -> None:
         """Refuses what could not be served within its own lease, where it would fail others of its step."""
@@ -125,7 +144,10 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A request comes back to a model that kept its KV: only the tokens from position `start` on are sent."""
+    """A request comes back to a model that kept its KV: only the tokens from position `start` on are sent.
+
+    What the model holds from there on is replaced, guesses included.
+    """
 
     request: Natural
     visit: Natural
@@ -135,6 +157,52 @@ class Resume(msgspec.Struct, frozen=True, array_like=True, tag=3):
     state: dict[str, Any] | None = None
     source: str = ""
     left_ns: Natural = 0
+    depth: Natural = 0
+    guesses: list[Guess] = []
+
+
+class Guesses(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """Further guesses about a request, from position `start` of the response on; for the large model's visit.
+
+    Positions that it has written meanwhile are there too: if it wrote something else, the guesses are none.
+    """
+
+    request: Natural
+    visit: Natural
+    in_flight: Natural
+    start: Natural
+    guesses: list[Guess]
+
+
+class Fate(IntEnum):
+    """What becomes of the guesses that a small model still holds."""
+
+    CHECKED = 0
+    """The large model writes, and they stay guesses."""
+    CONFIRMED = 1
+    """The small model writes again; up to where it left next they are its tokens."""
+    ROLLED_BACK = 2
+    """The large model wrote something else; it goes on without them."""
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """Guesses of a small model were checked.
+
+    Attributes:
+        visit: the small model's, in which it went ahead.
+        length: tokens of the response that stand; those at earlier positions are settled.
+        wrote: how many of the settled ones count as written by the small model.
+        left: at how many of them it handed over once more, beyond the hand-off that it reported.
+        fate: of what the small model holds from `length` on.
+    """
+
+    request: Natural
+    visit: Natural
+    in_flight: Natural
+    length: Natural
+    wrote: Natural
+    left: Natural
+    fate: Fate
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -151,7 +219,10 @@ class InFlight(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """First message of a subserver: facts about its engine and the KV quota of this peer, in blocks."""
+    """First message of a subserver: facts about its engine and the KV quota of this peer, in blocks.
+
+    `speculates`: whether it can go ahead of another model and check guesses, which takes an engine that we step.
+    """
 
     version: int
     model: str
@@ -161,6 +232,7 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=16):
     max_context: Natural
     block_tokens: Annotated[int, msgspec.Meta(ge=1)]
     kv_blocks: Natural
+    speculates: bool = False
 
 
 class Outcome(IntEnum):
@@ -172,6 +244,8 @@ class Outcome(IntEnum):
     LENGTH = 3
     FAILED = 4
     LOST = 5
+    AHEAD = 6
+    """Not the request's model at the moment: it goes ahead and has guesses to tell."""
 
 
 class ReportRow(msgspec.Struct, frozen=True, array_like=True):
@@ -186,6 +260,10 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
         state: what the policy sends along on LEAVE; on STAY, what it remembers of the request, or None.
         log_probs: of `tokens`, if asked for.
         error: slug and text if outcome is FAILED.
+        guesses: what was sampled and not committed: with LEAVE the token that the policy discards, if it may be
+            compared with what the target writes; with AHEAD those behind it.
+        returned: of each of `tokens`, whether the policy handed back to the small model behind it, where guesses were
+            checked. What the small model wrote in between is not among `tokens`: it is what it guessed.
     """
 
     request: Natural
@@ -196,6 +274,8 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
     state: dict[str, Any] | None = None
     log_probs: list[float] | None = None
     error: tuple[str, str] | None = None
+    guesses: list[Guess] | None = None
+    returned: list[bool] | None = None
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=17):
@@ -205,7 +285,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=17):
     rows: list[ReportRow]
 
 
-ToSubserver: TypeAlias = Hello | Open | Resume | Close | InFlight
+ToSubserver: TypeAlias = Hello | Open | Resume | Guesses | Settled | Close | InFlight
 ToOrchestrator: TypeAlias = ModelInfo | Report
 Message: TypeAlias = ToSubserver | ToOrchestrator
 

@@ -135,6 +135,7 @@ class RequestFields:
     policy: str | None = None
     policy_params: str | Mapping[str, Any] | None = None
     priority: int | None = None
+    speculation: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class GenerationRequest:
         stream: whether every token is reported as it comes.
         timeout_ns: the request ends this long after its arrival, or None.
         priority: level in the entry queue, 1 first; 0 = the deployment's default.
+        speculation: whether its small model may go ahead of the large one; None = as the deployment says.
     """
 
     prompt: str
@@ -161,6 +163,7 @@ class GenerationRequest:
     stream: bool = False
     timeout_ns: int | None = None
     priority: int = 0
+    speculation: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,7 @@ class RequestBuilder:
             stream=fields.stream,
             timeout_ns=timeout_ns,
             priority=fields.priority or 0,
+            speculation=fields.speculation,
         )
 
     def _prompt(self, fields: RequestFields) -> tuple[str, list[int]]:

@@ -34,6 +34,8 @@ class Result:
         policy: name of the policy.
         emulated: the tokens do not come from real models.
         arrived_ns, started_ns, first_token_ns, last_token_ns: CLOCK_MONOTONIC.
+        discards: hand-offs at which the small model's token was discarded, by policies whose small model may go ahead.
+        agreed: at how many of them the large model wrote the discarded token.
     """
 
     text: str
@@ -51,15 +53,22 @@ class Result:
     started_ns: int
     first_token_ns: int
     last_token_ns: int
+    discards: int = 0
+    agreed: int = 0
 
     def totals(self) -> dict[str, Any]:
-        """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, `emulated`."""
+        """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, `emulated`.
+
+        And `discards` and `agreed`, if there was anything to compare.
+        """
         totals: dict[str, Any] = {
             "tokens": self.tokens_by_model,
             "handoffs": self.handoffs,
             "policy": self.policy,
             "seed": self.seed,
         }
+        if self.discards:
+            totals |= {"discards": self.discards, "agreed": self.agreed}
         return {**totals, "emulated": True} if self.emulated else totals
 
 

@@ -113,6 +113,7 @@ class SubserverStatistics:
             for the end of a step first.
         routes: (target, whether the token was committed) -> requests that went there after a step. The target is "" for
             those that stay and `END` for those that end.
+        checks: rows of steps in which guesses were checked; `checked_positions` is how many tokens they decided.
         cache: only where the engine owns its loop.
     """
 
@@ -131,6 +132,8 @@ class SubserverStatistics:
     handoffs_in: int = 0
     handoffs_out: int = 0
     failures: int = 0
+    checks: int = 0
+    checked_positions: int = 0
     cache: CacheStatistics | None = None
 
     def arrived(self, *, now_ns: int, left_ns: int, idle_since_ns: int) -> None:
@@ -160,10 +163,36 @@ class SubserverStatistics:
         """What became of one request of a step."""
         self.committed_tokens += len(row.tokens)
         if row.outcome in _ROUTED:
-            key = (END if row.outcome in _ENDED else row.target, bool(row.tokens))
-            self.routes[key] = self.routes.get(key, 0) + 1
+            self._routed(END if row.outcome in _ENDED else row.target, bool(row.tokens))
         self.handoffs_out += row.outcome == Outcome.LEAVE
         self.failures += row.outcome == Outcome.FAILED
+
+    def entered(self, visits: int) -> None:
+        """Visits began because the guesses of another model showed that it left, without a message about each."""
+        self.visits += visits
+        self.handoffs_in += visits
+
+    def decided(self, row: ReportRow, returned: Sequence[bool], leader: str) -> None:
+        """What became of a request whose guesses were checked, counted as plain routing would have gone."""
+        self.committed_tokens += len(row.tokens)
+        for back in returned:
+            self._routed(leader if back else "", True)
+        self.handoffs_out += sum(returned)
+        self.entered(sum(returned) - (row.outcome != Outcome.STAY and returned[-1:] == [True]))
+        self.failures += row.outcome == Outcome.FAILED
+
+    def confirmed(self, wrote: int, left: int, returned: int, other: str) -> None:
+        """Guesses of this model were settled: tokens it wrote, how often it left for the other one, and came back."""
+        self.committed_tokens += wrote
+        self._routed("", True, wrote)
+        self._routed(other, False, left)
+        self.handoffs_out += left
+        self.entered(returned)
+
+    def _routed(self, target: str, committed: bool, count: int = 1) -> None:
+        if count:
+            key = (target, committed)
+            self.routes[key] = self.routes.get(key, 0) + count
 
 
 @dataclass

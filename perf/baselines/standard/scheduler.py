@@ -52,7 +52,7 @@ class _Running:
 
     def take(self, share: int) -> EngineRow:
         ids = array("i", self.arrival.ids[self.done * TOKEN_BYTES : (self.done + share) * TOKEN_BYTES])
-        return EngineRow(self.handle, ids.tolist(), emit=share == self.unseen)
+        return EngineRow(self.handle, ids.tolist(), emit=int(share == self.unseen))
 
 
 class Scheduler:

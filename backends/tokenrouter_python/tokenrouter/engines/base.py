@@ -53,20 +53,21 @@ class EngineRow:
     Attributes:
         handle: what `Engine.open` returned.
         tokens: new token ids, at least one; they extend the sequence from its current KV length.
-        emit: whether the last position's logits are wanted; false for all but the last chunk of a prefill.
+        emit: at how many trailing positions logits are wanted; 0 for all but the last chunk of a prefill, more than 1
+            where guesses are checked. At most as many as tokens.
     """
 
     handle: Any
     tokens: Sequence[int]
-    emit: bool = True
+    emit: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Rows for which `EngineRow.emit` was set, in the order of the batch.
+    """What `EngineRow.emit` asked for: the rows in the order of the batch, the positions of each in their own order.
 
     Attributes:
-        logits: [E, V] float32, raw next-token logits of each emitting row's last position. Valid until the next step.
+        logits: [E, V] float32, raw next-token logits of each emitting position. Valid until the next step.
         hidden: [E, H] float32, the vector fed to the LM head (after the final norm), or None.
     """
 

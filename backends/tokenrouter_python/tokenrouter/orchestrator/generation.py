@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenrouter.errors import PolicyFailed, RouterError, assert_never
-from tokenrouter.messages import Open, Resume
+from tokenrouter.messages import Guess, Open, Outcome, Resume
 from tokenrouter.orchestrator.lifecycle import AnyEvent, State, after
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies.base import EntryRequest, Policy
 from tokenrouter.request import GenerationRequest
-from tokenrouter.response import Result
+from tokenrouter.response import Result, Update
+from tokenrouter.speculation import Agreement
+from tokenrouter.statistics import OrchestratorStatistics
 
 
 @dataclass(slots=True)
@@ -21,6 +25,9 @@ class Visits:
     Attributes:
         at: the model that writes, or is to write next.
         number: of the visit there; rows that name another one are of an old visit.
+        latest: the highest number so far.
+        depth: most guesses that the small model was told to hold, when it was visited last.
+        discarded: token that the small model discarded when the request left it; None once it was compared.
         seen: by model that holds the request, how many tokens of the response it has seen. For the model that writes,
             how many when the visit began.
         carried: what the policy sent along with the last hand-off.
@@ -30,6 +37,9 @@ class Visits:
 
     at: str = ""
     number: int = 0
+    latest: int = 0
+    depth: int = 0
+    discarded: int | None = None
     seen: dict[str, int] = field(default_factory=dict)
     carried: dict[str, Any] | None = None
     handoffs: int = 0
@@ -63,6 +73,41 @@ def find_route(request: GenerationRequest, policy: Policy) -> Route:
     return Route(policy, first)
 
 
+@dataclass(slots=True)
+class Ahead:
+    """A small model that went on from its own token when the request left it.
+
+    Attributes:
+        leader: the small model.
+        visit: its number there; what it reports carries it.
+        end: position of the response behind its last guess.
+        guesses: at positions that are not written yet, from the first one on.
+        entered: whether the large model has written nothing yet since the small one left.
+        going: whether the small model is still there, so that more may come.
+    """
+
+    leader: str
+    visit: int
+    end: int
+    guesses: deque[Guess] = field(default_factory=deque)
+    entered: bool = True
+    going: bool = True
+
+    def leads(self, model: str, visit: int) -> bool:
+        """Whether this model's report on this visit is about these guesses."""
+        return self.leader == model and self.visit == visit and self.going
+
+    def add(self, guesses: Sequence[Guess], written: Sequence[int]) -> bool:
+        """Takes in further guesses; False if the large model wrote something else at one of their positions."""
+        for guess in guesses:
+            if self.end >= len(written):
+                self.guesses.append(guess)
+            elif written[self.end] != guess.token:
+                return False
+            self.end += 1
+        return True
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """A request that is being served.
@@ -78,6 +123,9 @@ class Generation:
         state: see `lifecycle`; changed by `happens` only.
         since_ns: waiting or stranded since then.
         visits: where it is.
+        speculates: whether its small model may go ahead, as far as policy and client are concerned.
+        ahead: the small model's guesses, while another model writes.
+        discards, agreed: hand-offs at which a token was discarded, and those where the target wrote the same one.
         reserved: KV blocks by model, while it runs.
         started_ns: when it left the queue.
         emulated: whether one of the models is not real.
@@ -94,6 +142,10 @@ class Generation:
     state: State = State.WAITING
     since_ns: int = field(init=False)
     visits: Visits = field(default_factory=Visits)
+    speculates: bool = False
+    ahead: Ahead | None = None
+    discards: int = 0
+    agreed: int = 0
     reserved: dict[str, int] = field(default_factory=dict)
     started_ns: int = 0
     emulated: bool = False
@@ -162,7 +214,8 @@ class Generation:
         visits, prompt, response = self.visits, self.request.tokens, self.transcript.tokens
         seen = visits.seen.get(model)
         visits.at = model
-        visits.number += 1
+        visits.number = visits.latest = visits.latest + 1
+        guesses = [] if self.ahead is None or model == self.ahead.leader else list(self.ahead.guesses)
         visits.seen[model] = len(response)
         if seen is None:
             return Open(
@@ -177,6 +230,8 @@ class Generation:
                 state=visits.carried,
                 source=source,
                 left_ns=left_ns,
+                depth=visits.depth,
+                guesses=guesses,
             )
         return Resume(
             request=self.key,
@@ -187,7 +242,53 @@ class Generation:
             state=visits.carried,
             source=source,
             left_ns=left_ns,
+            depth=visits.depth,
+            guesses=guesses,
         )
+
+    # --- what is written ------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        model: str,
+        tokens: list[int],
+        log_probs: list[float] | None,
+        statistics: OrchestratorStatistics,
+        *,
+        now_ns: int,
+        update: Update | None = None,
+    ) -> Update:
+        """Tokens of a model become part of the response; see `Transcript.commit`."""
+        transcript = self.transcript
+        if update is not None:
+            pass
+        elif transcript.tokens:
+            statistics.inter_token.observe((now_ns - transcript.last_token_ns) * 1e-9)
+        else:
+            statistics.time_to_first_token.observe((now_ns - self.arrived_ns) * 1e-9)
+        before = len(transcript.tokens)
+        update = transcript.commit(tokens, log_probs, model=model, now_ns=now_ns, update=update)
+        self.visits.fruitless = 0
+        statistics.tokens_by_model[model] += len(transcript.tokens) - before
+        return update
+
+    def ended(self) -> Outcome | None:
+        """How the response ends with what was committed last, or None if it goes on."""
+        tokens, sampling = self.transcript.tokens, self.request.sampling
+        if self.transcript.stopped or tokens[-1] in sampling.end_ids:
+            return Outcome.STOP
+        return Outcome.LENGTH if len(tokens) >= sampling.max_tokens else None
+
+    def hand_off(self, statistics: OrchestratorStatistics) -> None:
+        """The request changed the model."""
+        self.visits.handoffs += 1
+        statistics.handoffs += 1
+
+    def compared(self, agreed: bool, agreement: Agreement) -> None:
+        """The target of a hand-off wrote its first token: whether it is the discarded one."""
+        self.discards += 1
+        self.agreed += agreed
+        agreement.observe(agreed)
 
     def result(self, reason: str) -> Result:
         """The finished response."""
@@ -200,6 +301,8 @@ class Generation:
             runs=transcript.runs,
             tokens_by_model=transcript.tokens_by_model(self.models),
             handoffs=self.visits.handoffs,
+            discards=self.discards,
+            agreed=self.agreed,
             kv_blocks=self.reserved,
             seed=self.request.sampling.seed,
             policy=self.request.policy.name,

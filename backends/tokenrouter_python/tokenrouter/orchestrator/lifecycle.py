@@ -67,6 +67,7 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
     },
     State.VISITING: {
         Outcome.STAY: State.VISITING,
+        Outcome.AHEAD: State.VISITING,
         # A hand-off to a model that is away is two events: LEAVE, then DISCONNECTED.
         Outcome.LEAVE: State.VISITING,
         Outcome.LOST: State.VISITING,
@@ -79,8 +80,9 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
         Event.BROKE: State.OVER,
         Event.STOPPED: State.OVER,
     },
-    # A report about a stranded request is of an old visit, and dropped before it becomes an event.
+    # Another report about a stranded request is of an old visit, and dropped before it becomes an event.
     State.STRANDED: {
+        Outcome.AHEAD: State.STRANDED,
         Event.CONNECTED: State.VISITING,
         Event.GAVE_UP: State.OVER,
         Event.TIMED_OUT: State.OVER,

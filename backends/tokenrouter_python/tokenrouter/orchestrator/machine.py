@@ -30,6 +30,7 @@ again, and nothing is lost. Every visit has a number; what is said about an old 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -56,12 +57,14 @@ from tokenrouter.messages import (
 from tokenrouter.orchestrator import errors
 from tokenrouter.orchestrator.admission import Admission
 from tokenrouter.orchestrator.alarms import Alarms
-from tokenrouter.orchestrator.generation import Generation, Route, find_route
+from tokenrouter.orchestrator.generation import Ahead, Generation, Route, find_route
 from tokenrouter.orchestrator.lifecycle import AnyEvent, Event, State
+from tokenrouter.orchestrator.speculating import Eligibility, Speculating
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies import PolicyCache
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
+from tokenrouter.speculation import Speculation
 from tokenrouter.statistics import OrchestratorStatistics
 
 log = logging.getLogger(__name__)
@@ -81,6 +84,7 @@ class OrchestratorSettings:
         queue: the queue in front.
         priorities: of the queue.
         max_request_ns: a request ends so long after its arrival, waiting or running; 0 = no limit.
+        speculation: whether and how far small models go ahead; None = only for requests that ask for it.
     """
 
     models: tuple[str, ...]
@@ -89,9 +93,10 @@ class OrchestratorSettings:
     queue: EntryQueuePolicy
     priorities: Priorities = field(default_factory=Priorities)
     max_request_ns: int = 0
+    speculation: Speculation | None = None
 
 
-class Orchestrator:
+class Orchestrator(Speculating):
     """State machine of the entry model.
 
     Args:
@@ -103,6 +108,7 @@ class Orchestrator:
     def __init__(self, settings: OrchestratorSettings, *, tokenizer: Tokenizer, policies: PolicyCache) -> None:
         self.settings = settings
         self.statistics = OrchestratorStatistics()
+        self.speculation = Eligibility(settings.speculation)
         self.outbox: list[tuple[str, ToSubserver]] = []
         self._tokenizer = tokenizer
         self._policies = policies
@@ -200,6 +206,7 @@ class Orchestrator:
         generation = Generation(
             self._next_key, request, route.policy, arrived_ns, transcript, route.first, limit_ns=limit_ns
         )
+        generation.speculates = self.speculation.admits(request, route.policy)
         if error := self._admission.misfit(generation):
             raise error
         give_up_ns = self._admission.queue.push(
@@ -263,15 +270,28 @@ class Orchestrator:
             self._greeted(model, message, now_ns)
         else:
             for row in message.rows:
-                generation = self._generations.get(row.request)
-                if generation is None or not generation.expects(model, row.visit):
-                    self.statistics.stale_messages += 1
-                else:
-                    try:
-                        self._apply(generation, row, message.at_ns, now_ns)
-                    except Exception as exc:
-                        self._break(generation, exc)
+                self._hear(model, row, message.at_ns, now_ns)
         self._advance(now_ns)
+
+    def _hear(self, model: str, row: ReportRow, at_ns: int, now_ns: int) -> None:
+        """One line of a report."""
+        generation = self._generations.get(row.request)
+        if generation is None:
+            # Guesses of a response that is over are not unusual.
+            self.statistics.stale_messages += row.outcome != Outcome.AHEAD
+            return
+        ahead = generation.ahead
+        try:
+            if ahead is not None and row.outcome == Outcome.AHEAD and ahead.leads(model, row.visit):
+                self._guessed(generation, ahead, row)
+            elif generation.expects(model, row.visit):
+                self._apply(generation, row, at_ns, now_ns)
+            elif row.outcome == Outcome.AHEAD:
+                self.agreement(generation).rolled_back += len(row.guesses or ())
+            else:
+                self.statistics.stale_messages += 1
+        except Exception as exc:
+            self._break(generation, exc)
 
     def disconnected(self, model: str, *, now_ns: int) -> None:
         """A subserver is gone and with it all KV; those that are at it wait for its return, up to the limit."""
@@ -283,6 +303,8 @@ class Orchestrator:
         self._alarms.add(now_ns + self.settings.connect_timeout_ns)
         for generation in self._generations.values():
             generation.visits.seen.pop(model, None)
+            if generation.ahead is not None and generation.ahead.leader == model:
+                generation.ahead.going = False
             if generation.state is State.VISITING and generation.visits.at == model:
                 self._strand(generation, now_ns)
 
@@ -319,6 +341,7 @@ class Orchestrator:
     def _greeted(self, model: str, info: ModelInfo, now_ns: int) -> None:
         """A subserver said who it is; requests stranded there go on."""
         errors.check_greeting(model, info)
+        self.speculation.connected(model, info)
         self._admission.connected(model, info)
         self._connected[model] = 0
         for generation in self._generations.values():
@@ -327,7 +350,12 @@ class Orchestrator:
 
     def _apply(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
         """What a model reports of a request: tokens first, then what became of it."""
-        update = self._commit(generation, row, now_ns) if row.tokens else None
+        if generation.ahead is not None:
+            if not self._checked(generation, generation.ahead, row, left_ns, now_ns):
+                return
+            update = None
+        else:
+            update = self._commit(generation, row, now_ns) if row.tokens else None
         outcome = Outcome.STOP if generation.transcript.stopped else row.outcome
         if update is not None and generation.request.stream and outcome not in FINISH_REASONS:
             self._updates.append(update)
@@ -340,6 +368,8 @@ class Orchestrator:
                 self._relay(generation, row, left_ns, now_ns)
             case Outcome.STOP | Outcome.LENGTH:
                 self._finish(generation, outcome, update)
+            case Outcome.AHEAD:
+                self._ran_on(generation, row, left_ns, now_ns)
             case Outcome.LOST:
                 self._revisit(generation, outcome, now_ns)
             case Outcome.FAILED:
@@ -348,15 +378,12 @@ class Orchestrator:
                 assert_never(outcome)
 
     def _commit(self, generation: Generation, row: ReportRow, now_ns: int) -> Update:
-        transcript, model, statistics = generation.transcript, generation.visits.at, self.statistics
-        if transcript.tokens:
-            statistics.inter_token.observe((now_ns - transcript.last_token_ns) * 1e-9)
-        else:
-            statistics.time_to_first_token.observe((now_ns - generation.arrived_ns) * 1e-9)
-        update = transcript.commit(row.tokens, row.log_probs, model=model, now_ns=now_ns)
+        visits = generation.visits
+        update = generation.commit(visits.at, row.tokens, row.log_probs, self.statistics, now_ns=now_ns)
         self._unwritten.append(generation)
-        generation.visits.fruitless = 0
-        statistics.tokens_by_model[model] += len(update.tokens)
+        if visits.discarded is not None:
+            generation.compared(visits.discarded == update.tokens[0], self.agreement(generation))
+            visits.discarded = None
         return update
 
     def _relay(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
@@ -370,12 +397,17 @@ class Orchestrator:
         source = visits.at
         visits.seen[source] = len(generation.transcript.tokens)
         visits.carried = row.state
-        visits.handoffs += 1
-        self.statistics.handoffs += 1
+        generation.hand_off(self.statistics)
+        if row.guesses and visits.depth:
+            generation.ahead = Ahead(source, row.visit, visits.seen[source] + len(row.guesses), deque(row.guesses))
+        else:
+            visits.discarded = row.guesses[0].token if row.guesses else None
         self._visit(generation, row.target, now_ns, source=source, left_ns=left_ns)
 
     def _visit(self, generation: Generation, model: str, now_ns: int, *, source: str = "", left_ns: int = 0) -> None:
         """A request goes to a model, or waits for it."""
+        if model == generation.policy.models[0]:
+            generation.visits.depth = self.speculation.depth(generation)
         if model in self._connected:
             self._send(model, generation.visit(model, in_flight=self.in_flight, source=source, left_ns=left_ns))
         else:
@@ -427,6 +459,8 @@ class Orchestrator:
         waited = generation.state is State.WAITING
         generation.happens(event)
         del self._generations[generation.key]
+        if generation.ahead is not None:
+            self.agreement(generation).rolled_back += len(generation.ahead.guesses)
         if waited:
             self._admission.queue.discard(generation)
             return

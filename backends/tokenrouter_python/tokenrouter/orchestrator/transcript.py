@@ -43,8 +43,13 @@ class Transcript:
         self._parts: list[str] = []
         self._unwritten: list[Update] = []
 
-    def commit(self, tokens: list[int], log_probs: list[float] | None, *, model: str, now_ns: int) -> Update:
+    def commit(
+        self, tokens: list[int], log_probs: list[float] | None, *, model: str, now_ns: int, update: Update | None = None
+    ) -> Update:
         """Appends what a model wrote; at least one token.
+
+        Args:
+            update: one that was returned just before, to which this is added; no `write` was in between.
 
         The text follows with `write`, because a hand-off need not wait for it. With stop words it is written at once,
         and tokens behind a match are dropped.
@@ -63,10 +68,13 @@ class Transcript:
             self.runs.append(Run(model, start, end))
         self.first_token_ns = self.first_token_ns or now_ns
         self.last_token_ns = now_ns
-        update = Update(self._key, text, tokens, log_probs, [Run(model, start, end)])
+        new = Update(self._key, text, tokens, log_probs, [Run(model, start, end)])
+        if update is not None:
+            update.merge(new)
+            return update
         if not self._stop:
-            self._unwritten.append(update)
-        return update
+            self._unwritten.append(new)
+        return new
 
     def write(self) -> None:
         """Turns what was committed into text, and fills it in where it is told."""

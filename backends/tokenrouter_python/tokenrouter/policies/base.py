@@ -270,6 +270,16 @@ class Policy(InsideEngine):
             raise ConfigError(f"policy {self.name!r} needs {name!r}, which is not offered where it runs ({offered} is)")
         return found
 
+    def speculates(self) -> bool:
+        """Whether the small model may go on from a token that it discards, before the large one has decided.
+
+        It may if both models' decisions follow from logits, hidden states, tokens, seed and position alone, if a
+        request carries no `Row.state`, and if the small model (the first of two) has no visit limit and discards its
+        token where it leaves. Then the tokens are those of plain routing. A model at which the policy `remembers` does
+        not go ahead. Default: no.
+        """
+        return False
+
     def prepare(self, model: str) -> None:
         """Loads what this policy needs to run at `model`, so that errors show at start. Default: nothing.
 

@@ -45,6 +45,14 @@ def receive(sequence: ModelSequence) -> Visit:
         return plan
 
 
+def enter(sequence: ModelSequence, *, source: str) -> None:
+    """A visit begins: its limit is asked for."""
+    sequence.source = source
+    sequence.visit_tokens = 0
+    visit = receive(sequence)
+    sequence.visit_limit, sequence.then = visit.limit, visit.then
+
+
 def route(policy: Policy, batch: RouteBatch) -> list[str]:
     """The model that goes on, per row."""
     with policy_errors(policy, "route"):

@@ -118,6 +118,13 @@ class Markov(Policy):
         """The parameter."""
         return self._entry
 
+    def speculates(self) -> bool:
+        """If the first model discards where it leaves, and the second keeps."""
+        if len(self.models) != 2:
+            return False
+        small, large = self.models
+        return not self._commits(small, large) and self._commits(large, small)
+
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] index of the next model."""
         stream = Stream.MODEL + self.models.index(batch.model)

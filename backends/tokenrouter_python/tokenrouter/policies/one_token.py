@@ -28,6 +28,10 @@ class OneToken(Policy):
         """At the small model only."""
         return model == self.models[0]
 
+    def speculates(self) -> bool:
+        """The rule looks at one position of the small model."""
+        return True
+
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] bool at the small model; the large one always returns (and is not asked, given its visit limit)."""
         if batch.model != self.models[0]:

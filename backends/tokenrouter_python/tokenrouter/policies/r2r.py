@@ -114,6 +114,10 @@ class R2R(LearnedOneToken):
             return False
         return self.params.strategy != "neural" or bool(self.network(self.context.device).window > 1)
 
+    def speculates(self) -> bool:
+        """Strategies without a memory; a network of several positions is seen by `remembers`, where it is loaded."""
+        return self.params.strategy in ("neural", "entropy", "immediate")
+
     @staticmethod
     def load(path: Path, device: str) -> R2RNetwork:
         """The network of a file."""

@@ -39,6 +39,10 @@ class RStitch(Policy):
         """Refuses thresholds outside [0, 1]; NaN is outside."""
         check_unit("threshold", self.params.threshold)
 
+    def speculates(self) -> bool:
+        """The rule looks at one position of the active model."""
+        return True
+
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] bool: unsure leaves small, sure leaves large."""
         if self.params.measure == "max_prob":

@@ -53,6 +53,10 @@ class Scripted(Policy):
         """The writer of the first token with `keep`; else the first model, so that the first token can be a trigger."""
         return self._writer(0) if self.params.trigger == "keep" else self.models[0]
 
+    def speculates(self) -> bool:
+        """If the first model discards where it leaves, and the others keep."""
+        return bool(self.params.trigger == "first")
+
     def receive(self, row: Row) -> Visit:
         """The limit of visits, see `Params`."""
         limited = self.params.visit_tokens is not None and row.model != self.models[0]

@@ -13,13 +13,19 @@ A request holds KV here from its `Open` until it is gone:
 | either is refused            | any      | gone, with a row FAILED: by the policy, or by the engine                 |
 | a plan that takes it is run  | waiting  | running                                                                  |
 | row STAY                     | running  | waiting; still running in an engine that owns its loop                   |
-| row LEAVE                    | running  | away                                                                     |
+| row LEAVE                    | running  | away; ahead if it may guess                                              |
 | row STOP, LENGTH or FAILED   | running  | gone                                                                     |
+| row AHEAD                    | ahead    | ahead                                                                    |
+| `Settled`, guesses CHECKED   | ahead    | ahead                                                                    |
+| `Settled`, CONFIRMED         | ahead    | waiting; ahead if it has left once more                                  |
+| `Settled`, ROLLED_BACK       | ahead    | away                                                                     |
+| `Guesses`                    | away     | waiting, if the leader left in them; else away                           |
 | `Close`, or the peer is lost | any      | gone                                                                     |
 
 An `Open` whose policy is not loaded yet awaits that first, and holds nothing.
 
-Waiting and running (*resident*) it is its runner's; away nothing happens to it but that its KV is kept.
+Waiting, running and ahead (*resident*) it is its runner's; away nothing happens to it but that its KV is kept. Ahead it
+takes part in steps as long as it may guess.
 """
 
 from __future__ import annotations
@@ -36,6 +42,8 @@ from tokenrouter.errors import ConfigError, InvalidRequest, ProtocolError, Route
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
+    Fate,
+    Guesses,
     Hello,
     ModelInfo,
     Open,
@@ -44,6 +52,7 @@ from tokenrouter.messages import (
     Report,
     ReportRow,
     Resume,
+    Settled,
     ToOrchestrator,
     ToSubserver,
 )
@@ -159,6 +168,10 @@ class Subserver:
             self._open(peer, message, now_ns)
         elif isinstance(message, Resume):
             self._resume(peer, message, now_ns)
+        elif isinstance(message, Guesses):
+            self._guessed(peer, message, now_ns)
+        elif isinstance(message, Settled):
+            self._settled(peer, message, now_ns)
         elif isinstance(message, Close):
             self._drop(peer, message.request)
 
@@ -195,6 +208,7 @@ class Subserver:
                     max_context=info.max_context,
                     block_tokens=info.block_tokens,
                     kv_blocks=self._shares[hello.share],
+                    speculates=self._runner.speculates,
                 ),
             )
         )
@@ -259,6 +273,8 @@ class Subserver:
             spec=message.policy,
             lease=message.kv_tokens,
         )
+        pair = len(policy.models) == 2 and policy.speculates() and not policy.remembers(self.name)
+        sequence.leader = policy.models[0] if pair and self._runner.speculates else ""
         sequence.banned = calls.mask(policy, self.name, self.engine.info.vocab_size)
         self._runner.admit(sequence, kv_tokens=message.kv_tokens)
         return sequence
@@ -290,15 +306,53 @@ class Subserver:
     def _arrive(self, sequence: ModelSequence, message: Open | Resume, now_ns: int) -> None:
         sequence.arrive(visit=message.visit, source=message.source, state=message.state)
         try:
-            visit = calls.receive(sequence)
+            calls.enter(sequence, source=message.source)
         except RouterError as exc:
             self._reply(sequence.peer, failed(message.request, message.visit, exc), now_ns)
             self._drop(sequence.peer, sequence.request)
             return
-        sequence.visit_limit, sequence.then = visit.limit, visit.then
+        # A visit of limited length would end elsewhere than its guesses say.
+        sequence.depth = message.depth if sequence.visit_limit is None else 0
+        sequence.guesses.extend(message.guesses)
+        sequence.following = bool(message.guesses)
         self._runner.arrive(sequence, now_ns=now_ns)
         idle_since_ns = self._runner.idle_since_ns
         self.statistics.arrived(now_ns=now_ns, left_ns=message.left_ns, idle_since_ns=idle_since_ns)
+
+    def _guessed(self, peer: int, message: Guesses, now_ns: int) -> None:
+        """Further guesses. If the large model handed back, and they show where the small one left, it goes on here."""
+        for waiting, opened in [each for queue in self._awaiting.values() for each in queue]:
+            if (waiting, opened.request, opened.visit) == (peer, message.request, message.visit):
+                opened.guesses.extend(message.guesses)
+        sequence = self._peers[peer].sequences.get(message.request)
+        if sequence is None or sequence.visit != message.visit or not sequence.following:
+            return
+        sequence.follow(message.start, message.guesses)
+        if sequence.resident or sequence.take_leaders() or not sequence.guesses:
+            return
+        sequence.reuse()
+        sequence.resident = True
+        try:
+            calls.enter(sequence, source=sequence.leader)
+        except RouterError as exc:
+            self._reply(peer, failed(message.request, message.visit, exc), now_ns)
+            self._drop(peer, message.request)
+            return
+        self._runner.arrive(sequence, now_ns=now_ns)
+        self.statistics.entered(1)
+
+    def _settled(self, peer: int, message: Settled, now_ns: int) -> None:
+        sequence = self._peers[peer].sequences.get(message.request)
+        if sequence is None or sequence.visit != message.visit or not sequence.ahead:
+            if message.fate == Fate.CONFIRMED:
+                self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
+            return
+        own = sequence.settle(message.length, message.fate)
+        back = message.fate == Fate.CONFIRMED
+        left = message.left + (back and sequence.ahead)
+        self.statistics.confirmed(message.wrote + own, left, message.left + back, sequence.policy.other(self.name))
+        sequence.resident = message.fate != Fate.ROLLED_BACK
+        self._runner.settled(sequence, now_ns=now_ns)
 
     def _reply(self, peer: int, row: ReportRow, now_ns: int) -> None:
         self.outbox.append((peer, Report(now_ns, [row])))
@@ -339,8 +393,11 @@ class Subserver:
         for sequence, row in rows:
             reports.setdefault(sequence.peer, []).append(row)
             if row.outcome == Outcome.LEAVE:
-                sequence.resident = False
-            elif row.outcome != Outcome.STAY:
+                sequence.resident = sequence.ahead
+            elif row.outcome not in (Outcome.STAY, Outcome.AHEAD):
                 self._drop(sequence.peer, sequence.request)
-            self.statistics.settled(row)
+            if row.returned is None:
+                self.statistics.settled(row)
+            else:
+                self.statistics.decided(row, row.returned, sequence.leader)
         self.outbox.extend((peer, Report(now_ns, peer_rows)) for peer, peer_rows in reports.items())

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
 from tokenrouter.engines.base import KvEngine
@@ -42,11 +42,16 @@ class Runner(ABC, Generic[E_co]):
         batching: of the model.
         clock_ns: CLOCK_MONOTONIC in ns; only used for statistics and the times of reports.
 
+    Class attributes:
+        speculates: whether sequences can go ahead here, and guesses of others be checked.
+
     Attributes:
         batching: as given.
         pulse: of the loop that runs the visits; steps of the engine do not count as its work.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
     """
+
+    speculates: ClassVar[bool] = False
 
     def __init__(self, engine: E_co, batching: Batching, *, clock_ns: Callable[[], int]) -> None:
         self.engine = engine
@@ -84,6 +89,9 @@ class Runner(ABC, Generic[E_co]):
     @abstractmethod
     def leave(self, sequence: ModelSequence) -> None:
         """The visit is over; nothing happens if the sequence is away."""
+
+    def settled(self, sequence: ModelSequence, *, now_ns: int) -> None:
+        """Guesses of a sequence that is ahead here were checked, and it may be ready again, or none any more."""
 
     @abstractmethod
     def poll(self, *, in_flight: int, now_ns: int) -> Plan | WaitUntil | None:

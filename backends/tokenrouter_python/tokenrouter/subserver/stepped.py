@@ -1,6 +1,7 @@
 """Runs visits on a stepped engine: one step serves every ready request, extends and decodes mixed.
 
-The policy is asked once per step for all of its requests.
+The policy is asked once per step for all of its requests. Where guesses are checked, several positions of a request may
+be decided in one step: then it is asked once more for those that go on, until nobody does.
 """
 
 from __future__ import annotations
@@ -8,15 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from tokenrouter import sampling
 from tokenrouter.batcher import Batch, Reason, WaitUntil
 from tokenrouter.engines.base import Engine, EngineRow, StepResult
 from tokenrouter.errors import PolicyFailed, RouterError
-from tokenrouter.messages import Outcome, ReportRow
+from tokenrouter.messages import Guess, Outcome, ReportRow
 from tokenrouter.policies import calls
 from tokenrouter.policies.base import Handoff, Policy, RouteBatch
+from tokenrouter.subserver.check import Check
 from tokenrouter.subserver.runner import Rows, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
 
@@ -44,12 +47,22 @@ class StepPlan:
 class SteppingRunner(Runner[Engine]):
     """See `runner.Runner`. Whoever decodes here waits for the next step, as arrivals do."""
 
+    speculates: ClassVar[bool] = True
+
     def arrive(self, sequence: ModelSequence, *, now_ns: int) -> None:
         self.engine.truncate(sequence.handle, sequence.kv_length)
         self._waiting.add(sequence, now_ns=now_ns)
 
     def leave(self, sequence: ModelSequence) -> None:
         self._waiting.discard(sequence)
+
+    def settled(self, sequence: ModelSequence, *, now_ns: int) -> None:
+        """What was rolled back is forgotten; what was confirmed makes room for further guesses."""
+        self.engine.truncate(sequence.handle, sequence.kv_length)
+        if not (sequence.resident and sequence.ready):
+            self._waiting.discard(sequence)
+        elif sequence not in self._waiting:
+            self._waiting.add(sequence, now_ns=now_ns)
 
     def poll(self, *, in_flight: int, now_ns: int) -> StepPlan | WaitUntil | None:
         """The step to run, as delayed batching says."""
@@ -79,27 +92,49 @@ class SteppingRunner(Runner[Engine]):
             told = self._step(rows)
         except Exception as exc:
             log.exception("step of %s failed", sequences[0].model)
-            told = {sequence: failed(sequence.request, sequence.visit, exc) for sequence in sequences}
+            told = {each: row for each in sequences if (row := _failed(each, exc)) is not None}
         now_ns = self.idle_since_ns = self._clock_ns()
         new_tokens = sum([share for _, share in rows])
         self.statistics.step_finished(len(rows), new_tokens, new_tokens - len(rows), now_ns - started_ns)
         for sequence in sequences:
-            if sequence not in told or told[sequence].outcome == Outcome.STAY:
-                # Residents and unfinished prefills are ready again.
+            if _goes_on(sequence, told.get(sequence)):
                 self._waiting.add(sequence, now_ns=now_ns)
         return [(sequence, told[sequence]) for sequence in sequences if sequence in told], now_ns
 
     def _step(self, rows: Shares) -> dict[ModelSequence, ReportRow]:
         """Forward pass, sampling, routing; what becomes of every request that got logits."""
-        emitting = [sequence for sequence, share in rows if share == sequence.unseen]
         engine_rows = [_engine_row(sequence, share) for sequence, share in rows]
         with self.pulse.excused():
             result = self.engine.step(engine_rows)
         for sequence, share in rows:
             sequence.kv_length += share
-        return self._decide(emitting, result) if emitting else {}
+        emitting = [sequence for (sequence, _), row in zip(rows, engine_rows, strict=True) if row.emit]
+        if len(emitting) == result.logits.shape[0] and not any(each.following for each in emitting):
+            return self._decide(emitting, result)
+        return self._check(emitting, [row.emit for row in engine_rows if row.emit], result)
+
+    def _check(
+        self, sequences: Sequence[ModelSequence], emit: Sequence[int], result: StepResult
+    ) -> dict[ModelSequence, ReportRow]:
+        """Decides the first position of all, then further ones of those whose guesses were right."""
+        first = [end - count for end, count in zip(accumulate(emit), emit, strict=True)]
+        places = zip(sequences, first, emit, strict=True)
+        checks = [Check(sequence, place, count) for sequence, place, count in places if sequence.following]
+        told = rows = self._decide(sequences, _rows_of(result, first))
+        going = checks
+        while going := [check for check in going if check.take(rows[check.sequence])]:
+            rows = self._decide([each.sequence for each in going], _rows_of(result, [each.index for each in going]))
+        for check in checks:
+            self.statistics.checks += check.guessed > 0
+            self.statistics.checked_positions += check.decided if check.guessed else 0
+            self.engine.truncate(check.sequence.handle, check.sequence.kv_length)
+            told[check.sequence] = check.row()
+        return told
 
     def _decide(self, sequences: Sequence[ModelSequence], result: StepResult) -> dict[ModelSequence, ReportRow]:
+        """What becomes of each request at its next position, by its row of logits; nothing of one that stalls."""
+        if not sequences:
+            return {}
         tokens = sampling.sample(result.logits, sequences)
         token_ids: list[int] = tokens.tolist()
         log_probs: list[float] | None = None
@@ -109,13 +144,39 @@ class SteppingRunner(Runner[Engine]):
         rows = {}
         for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
             log_prob = log_probs[i] if log_probs is not None and sequence.sampling.log_probs else None
-            rows[sequence] = _row(sequence, token_ids[i], target, log_prob)
+            row = _row(sequence, token_ids[i], target, log_prob)
+            if row is not None:
+                rows[sequence] = row
         return rows
 
 
 def _engine_row(sequence: ModelSequence, share: int) -> EngineRow:
-    start = sequence.kv_length
-    return EngineRow(sequence.handle, sequence.tokens[start : start + share], emit=share == sequence.unseen)
+    """The next tokens of a request, with logits at every position that may have to be decided."""
+    start, known = sequence.kv_length, len(sequence.tokens)
+    stop = start + share
+    tokens = sequence.tokens[start:stop]
+    if stop > known:
+        tokens += [guess.token for guess in islice(sequence.guesses, max(0, start - known), stop - known)]
+    return EngineRow(sequence.handle, tokens, emit=max(0, stop - max(start, known - 1)))
+
+
+def _rows_of(result: StepResult, index: list[int]) -> StepResult:
+    return StepResult(result.logits[index], None if result.hidden is None else result.hidden[index])
+
+
+def _goes_on(sequence: ModelSequence, row: ReportRow | None) -> bool:
+    """Whether a request takes part in the next step: residents, unfinished prefills, and those that may guess."""
+    if sequence.ahead:
+        return sequence.ready
+    return row is None or row.outcome == Outcome.STAY
+
+
+def _failed(sequence: ModelSequence, exc: Exception) -> ReportRow | None:
+    """The row of a request whose step failed; one that is ahead loses nothing but a guess."""
+    if sequence.ahead:
+        sequence.stalled = True
+        return None
+    return failed(sequence.request, sequence.visit, exc)
 
 
 def _route(sequences: Sequence[ModelSequence], tokens: Tensor, result: StepResult) -> list[str | PolicyFailed]:
@@ -147,8 +208,10 @@ def _batch(index: list[int], sequences: Sequence[ModelSequence], tokens: Tensor,
     )
 
 
-def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None) -> ReportRow:
+def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None) -> ReportRow | None:
     """One request's line of the report; commits the token unless the policy discards it."""
+    if sequence.ahead:
+        return _guess(sequence, token, target, log_prob)
     handoff, kept = Handoff(keep_token=True), None
     try:
         if isinstance(target, PolicyFailed):
@@ -168,6 +231,10 @@ def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_pr
     if handoff.state is not None:
         sequence.state = handoff.state
     leaves = outcome == Outcome.LEAVE
+    # What a state says cannot be known before the other model has had it.
+    comparable = leaves and not tokens and sequence.leader == sequence.model and not sequence.state
+    if comparable and sequence.depth:
+        sequence.guess(token, left=True)
     return ReportRow(
         sequence.request,
         sequence.visit,
@@ -176,4 +243,25 @@ def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_pr
         target if leaves else "",
         sequence.state if leaves else kept,
         [log_prob] if log_prob is not None and tokens else None,
+        guesses=[Guess(token, True, log_prob)] if comparable else None,
     )
+
+
+def _guess(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None) -> ReportRow | None:
+    """The line of a request that is ahead. Where its policy fails or carries more than a token along, it waits.
+
+    If the position turns out to be this model's to write, it is decided once more, and fails then as it has to.
+    """
+    left = target != sequence.model
+    try:
+        if isinstance(target, PolicyFailed):
+            raise target
+        handoff = calls.send(sequence, target) if left else Handoff(keep_token=False)
+    except PolicyFailed:
+        handoff = Handoff(keep_token=True)
+    if handoff.keep_token or handoff.state:
+        sequence.stalled = True
+        return None
+    sequence.guess(token, left)
+    guesses = [Guess(token, left, log_prob)]
+    return ReportRow(sequence.request, sequence.visit, Outcome.AHEAD, [], guesses=guesses)

@@ -105,6 +105,8 @@ class SubserverMetrics:
         series.counter("tokenrouter_new_tokens", "Tokens run through the model", numbers.new_tokens)
         series.counter("tokenrouter_extended_tokens", "Tokens beyond one per request", numbers.extended_tokens)
         series.counter("tokenrouter_committed_tokens", "Tokens written by the model", numbers.committed_tokens)
+        series.counter("tokenrouter_checks", "Rows of steps in which guesses were checked", numbers.checks)
+        series.counter("tokenrouter_checked_positions", "Tokens that those decided", numbers.checked_positions)
         series.counter("tokenrouter_request_failures", "Requests failed at the model", numbers.failures)
         series.histogram("tokenrouter_batch_size", "Requests per step", numbers.batch_size)
         series.histogram("tokenrouter_ready_wait_seconds", "Wait from ready to step", numbers.ready_wait)
@@ -178,8 +180,20 @@ class OrchestratorMetrics:
         for name in orchestrator.settings.models:
             blocks = orchestrator.reserved_blocks(name)
             series.gauge("tokenrouter_ledger_blocks", "KV blocks reserved in the ledger", blocks, subserver=name)
+        self._agreement()
         series.histogram("tokenrouter_queue_seconds", "Wait from arrival to start", numbers.queue_wait)
         first, inter = numbers.time_to_first_token, numbers.inter_token
         series.histogram("tokenrouter_time_to_first_token_seconds", "From arrival to the first token", first)
         series.histogram("tokenrouter_inter_token_seconds", "Between two reports with tokens", inter)
         series.gauge(*_TAKEN, taken_s)
+
+    def _agreement(self) -> None:
+        """What became of guesses, by policy; of the deployment's own from the start."""
+        series, speculation = self._series, self._orchestrator.speculation
+        for policy, found in list(speculation.agreement.items()):
+            label = {"policy": policy}
+            for fate, value in (("confirmed", found.confirmed), ("rolled_back", found.rolled_back)):
+                series.counter("tokenrouter_guesses", "Guesses by what became of them", value, **label, fate=fate)
+            series.counter("tokenrouter_discarded_tokens", "Tokens discarded at a hand-off", found.compared, **label)
+            series.counter("tokenrouter_agreed_tokens", "Those that the large model wrote too", found.agreed, **label)
+            series.gauge("tokenrouter_agreement", "Their share, as a moving average", found.mean, **label)

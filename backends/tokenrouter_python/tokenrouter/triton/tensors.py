@@ -73,6 +73,7 @@ _ROUTED_INPUTS: dict[str, Input] = {
     "policy_params": Input("STRING", field="policy_params"),
     "priority": Input("UINT64", field="priority"),
     "return_routing": Input("BOOL", field="return_routing"),
+    "speculation": Input("BOOL", field="speculation"),
 }
 
 _REFUSED_INPUTS: dict[str, Input] = {
@@ -99,7 +100,7 @@ _REFUSED_INPUTS: dict[str, Input] = {
     "video_bytes_input": Input("UINT8", (-1, -1, -1, -1)),
 }
 
-_ENTRY_ONLY = ("policy", "policy_params", "priority", "return_routing")
+_ENTRY_ONLY = ("policy", "policy_params", "priority", "return_routing", "speculation")
 # Models of other shapes, which the builder writes as ensembles, map their tensors onto these where the type differs or
 # the entry model has no use for it.
 MAPPED_INPUTS: Mapping[str, Input] = {

@@ -5,7 +5,8 @@ token i, by `margin` over noise that depends on the position only, so that every
 logits at the same position. After the prompt comes the end token, or the prompt again with `repeat`.
 
 With `signals` logits and hidden states also show a certainty that differs between positions and models, so that real
-policies and their routers decide as they would on a real model; see `engines.emulated.signals`.
+policies and their routers decide as they would on a real model, and a model prefers other tokens at a given rate; see
+`engines.emulated.signals`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import torch
@@ -22,7 +23,14 @@ import torch
 from tokenrouter.checkpoint import end_ids, vocabulary_size
 from tokenrouter.config import TOKENS_PER_BLOCK
 from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
-from tokenrouter.engines.emulated.signals import UNSURE_LOGIT, SignalsConfig, prompt_key, sure_logit, unsure
+from tokenrouter.engines.emulated.signals import (
+    UNSURE_LOGIT,
+    SignalsConfig,
+    disagrees,
+    prompt_key,
+    sure_logit,
+    unsure,
+)
 from tokenrouter.errors import ConfigError, EngineFailed
 from tokenrouter.step_time import step_time_ms
 
@@ -50,7 +58,8 @@ class EmulatedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hidden_size: width of the hidden states; 0 gives none. They are zeros, except for what `signals` says.
         margin: how far the preferred token's logit lies above the noise, which lies in [-1, 1].
         repeat: start the prompt over instead of ending the response.
-        signals: how often the model is unsure; without it, `margin` decides for all positions alike.
+        signals: how often the model is unsure, and agrees with others; without it, `margin` decides for all positions
+            alike, and all models prefer the same tokens.
     """
 
     max_batch_size: int = 64
@@ -89,6 +98,10 @@ class _Sequence:
         if self.key is None:
             self.key = prompt_key(self.tokens[: self.prompt_tokens])
         return self.key
+
+
+_Place: TypeAlias = tuple[_Sequence, int]
+"""A sequence, and the position in its response that logits are wanted for."""
 
 
 class EmulatedEngine:
@@ -182,35 +195,49 @@ class EmulatedEngine:
         for row in rows:
             self._open[row.handle].tokens.extend(row.tokens)
             new_tokens += len(row.tokens)
-        result = self._result([self._open[row.handle] for row in rows if row.emit])
+        result = self._result([place for row in rows for place in self._places(row)])
         config = self._config
         duration_ms = step_time_ms(config.step_ms, len(rows)) + config.extend_ms_per_token * (new_tokens - len(rows))
         if duration_ms:
             self._sleep(started + duration_ms * 1e-3)
         return result
 
-    def _result(self, sequences: Sequence[_Sequence]) -> StepResult:
-        """Logits [E, V] and hidden states [E, H] of sequences."""
-        logits = self._noise[[s.position % _NOISE_ROWS for s in sequences]]
-        hidden = torch.zeros(len(sequences), self._info.hidden_size) if self._info.hidden_size else None
-        preferred = torch.full((len(sequences),), self._config.margin)
-        if self._config.signals is not None and sequences:
-            flags = torch.from_numpy(
-                unsure(self._config.signals, [s.prompt_key() for s in sequences], [s.position for s in sequences])
-            )
+    def _places(self, row: EngineRow) -> list[_Place]:
+        """The emitting positions of a row whose tokens are taken in."""
+        sequence = self._open[row.handle]
+        end = sequence.position + 1
+        return [(sequence, position) for position in range(end - row.emit, end)]
+
+    def _result(self, places: Sequence[_Place]) -> StepResult:
+        """Logits [E, V] and hidden states [E, H]."""
+        logits = self._noise[[position % _NOISE_ROWS for _, position in places]]
+        hidden = torch.zeros(len(places), self._info.hidden_size) if self._info.hidden_size else None
+        preferred = torch.full((len(places),), self._config.margin)
+        tokens = [self._scripted(*place) for place in places]
+        signals = self._config.signals
+        if signals is not None and places:
+            keys, positions = [s.prompt_key() for s, _ in places], [position for _, position in places]
+            flags = torch.from_numpy(unsure(signals, keys, positions))
             preferred = torch.where(flags, UNSURE_LOGIT, sure_logit(self._config.margin, self._info.vocab_size))
             if hidden is not None:
                 hidden[:, 0] = torch.where(flags, 1.0, -1.0)
-        tokens = [self._scripted(sequence) for sequence in sequences]
+            differs = disagrees(signals, keys, positions)
+            tokens = [self._another(token) if no else token for token, no in zip(tokens, differs, strict=True)]
         index = [i for i, token in enumerate(tokens) if token is not None]
         logits[index, [token for token in tokens if token is not None]] = preferred[index]
         return StepResult(logits, hidden)
 
-    def _scripted(self, sequence: _Sequence) -> int | None:
-        position = sequence.position
+    def _scripted(self, sequence: _Sequence, position: int) -> int | None:
         if self._config.repeat:
             position %= sequence.prompt_tokens
         return sequence.tokens[position] if position < sequence.prompt_tokens else self._end_id
+
+    def _another(self, token: int | None) -> int | None:
+        """Another token than this one, which ends nothing; the end of a response stays."""
+        if token is None or token == self._end_id:
+            return token
+        others = [(token + step) % self._info.vocab_size for step in (1, 2)]
+        return others[0] if others[0] != self._end_id else others[1]
 
     def truncate(self, handle: int, length: int) -> None:
         """Forgets tokens from `length` on."""

@@ -7,6 +7,8 @@ thresholds, or the server that holds the model, so the same prompts are routed a
 
 Every policy that compares certainty with a threshold then fires at the rate, at its usual thresholds: an unsure row's
 normalised entropy is above 0.9, a sure one's below 0.001 (R-Stitch's thresholds lie between 0.001 and 0.03).
+
+How often a model agrees with the others is a draw of the same kind: where it fails, the model prefers another token.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from tokenrouter.rng import uniform
 UNSURE_LOGIT = 1.25
 # Clear of the streams of `rng.Stream`, although keys are hashes of prompts, not seeds.
 _STREAMS = 1 << 40
+_AGREEMENT = 1 << 41
 
 
 class SignalsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,14 +39,19 @@ class SignalsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             at a rate q, it is p at the small model and 1 - q at the large one.
         stream: models with different streams are unsure independently of each other; with equal ones, the model with
             the higher share is unsure wherever the other one is.
+        agreement: share of positions, in [0, 1], at which the model prefers the token that models without this setting
+            prefer. Given to the large model, it is how often that writes what the small one would have written.
     """
 
-    unsure: float
+    unsure: float = 0.0
     stream: int = 0
+    agreement: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.unsure <= 1.0 or self.stream < 0:
             raise ValueError("signals: unsure lies in [0, 1], stream is at least 0")
+        if not 0.0 <= self.agreement <= 1.0:
+            raise ValueError(f"signals: agreement is {self.agreement:g}; it lies in [0, 1]")
 
 
 def prompt_key(prompt: Sequence[int]) -> int:
@@ -60,6 +68,14 @@ def unsure(config: SignalsConfig, keys: Sequence[int], positions: Sequence[int])
         positions: [B] index in the response.
     """
     found: npt.NDArray[np.bool_] = uniform(keys, positions, _STREAMS + config.stream) < config.unsure
+    return found
+
+
+def disagrees(config: SignalsConfig, keys: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """[B] whether the model prefers another token at each position than models that always agree. As for `unsure`."""
+    if config.agreement == 1.0:
+        return np.zeros(len(keys), dtype=np.bool_)
+    found: npt.NDArray[np.bool_] = uniform(keys, positions, _AGREEMENT) >= config.agreement
     return found
 
 

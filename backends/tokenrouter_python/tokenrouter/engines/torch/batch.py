@@ -55,7 +55,7 @@ class PackedStep:
         position_ids: [1, T] int64.
         slots: [T] int64, where each token's keys and values go.
         groups: partition of the packed tokens, in order.
-        emit: [E] int64, packed token of each emitting row, in the order of the rows; None for all T in order.
+        emit: [E] int64, packed token of each emitting position, in the order of the rows; None for all T in order.
         owners: [T], row (of the block tables) that each packed token belongs to; stays on the host.
     """
 
@@ -95,13 +95,13 @@ class Packer:
         self._dtype = dtype
         self._device = device
 
-    def pack(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], emit: Sequence[bool]) -> PackedStep:
+    def pack(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], emit: Sequence[int]) -> PackedStep:
         """Packs new tokens of the sequences at `rows` of the block tables, which keep their old lengths.
 
         Args:
             rows: [n], each at most once.
             tokens: new token ids of each, at least one.
-            emit: whether the last position of each is wanted.
+            emit: how many trailing positions of each are wanted.
         """
         counts = np.array([len(new) for new in tokens], dtype=np.int64)
         table_rows = np.array(rows, dtype=np.int64)
@@ -172,14 +172,18 @@ class Packer:
         mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
         return torch.from_numpy(mask).to(device=self._device, dtype=self._dtype)
 
-    def _emit(self, order: list[int] | None, emit: Sequence[bool], stops: IntArray) -> Tensor | None:
-        last = stops - 1
+    def _emit(self, order: list[int] | None, emit: Sequence[int], stops: IntArray) -> Tensor | None:
+        ends = stops
         if order is not None:
-            last = np.empty_like(last)
-            last[order] = stops - 1
-        elif len(stops) == stops[-1] and all(emit):
+            ends = np.empty_like(stops)
+            ends[order] = stops
+        elif sum(emit) == stops[-1]:
             return None
-        return self._tensor(last[np.array(emit, dtype=np.bool_)])
+        counts = np.array(emit, dtype=np.int64)
+        if counts.max() <= 1:
+            return self._tensor(ends[counts > 0] - 1)
+        behind = counts.cumsum()
+        return self._tensor(np.arange(behind[-1]) + (ends - behind).repeat(counts))
 
     def _tensor(self, array: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

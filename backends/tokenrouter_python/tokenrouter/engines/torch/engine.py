@@ -254,6 +254,8 @@ class TorchEngine:
     def _validate_row(self, row: EngineRow) -> None:
         if len(row.tokens) == 0:
             raise EngineFailed("a row without tokens; a forward pass needs at least one")
+        if not 0 <= row.emit <= len(row.tokens):
+            raise EngineFailed(f"logits at {row.emit} positions of a row of {len(row.tokens)} tokens")
         after = int(self._tables.lengths[row.handle.row]) + len(row.tokens)
         if after > row.handle.kv_tokens:
             raise EngineFailed(f"{after} tokens in a sequence that was opened for {row.handle.kv_tokens}")
