@@ -26,6 +26,15 @@ def test_without_the_wheel_the_remedy_is_named(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "command", [("answers", "--output", "a"), ("train", "--data", "a", "--output", "b"), ("evaluate", "--data", "a")]
+)
+def test_before_anything_is_built_the_remedy_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(app, *command, "--folder", tmp_path / "none")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is not there; python -m tools.smollm2 build writes it\n" in result.stderr
+
+
 def test_another_file_is_refused_by_its_checksum(tmp_path: Path) -> None:
     path = tmp_path / "weights.gguf"
     path.write_bytes(b"GGUF")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -26,6 +27,12 @@ class Checkpoint:
     def parameters(self) -> int:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
+    def model(self) -> Any:
+        """The model with copies of these tensors, in evaluation mode."""
+        classes: Any = LlamaForCausalLM
+        copies = {name: tensor.clone() for name, tensor in self.tensors.items()}
+        return classes.from_pretrained(None, config=copy.deepcopy(self.config), state_dict=copies)
+
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Writes a folder that transformers, and the engines, load."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,6 +44,12 @@ class Checkpoint:
         tokenizer.save_pretrained(folder)
         ends = {"eos_token_id": self.config.eos_token_id, "pad_token_id": self.config.pad_token_id, "do_sample": False}
         (folder / "generation_config.json").write_text(json.dumps(ends, indent=2) + "\n", "utf-8")
+
+
+def read_folder(folder: Path) -> Checkpoint:
+    """What `Checkpoint.save` wrote."""
+    configs: Any = LlamaConfig
+    return Checkpoint(configs.from_pretrained(folder, local_files_only=True), load_file(folder / "model.safetensors"))
 
 
 def read_large(weights: Path) -> Checkpoint:
