@@ -74,6 +74,14 @@ def wait_until(condition: Any, what: str) -> None:
     ("changes", "says"),
     [
         ({"beam_widht": 2}, "beam_widht is no argument of TensorRT-LLM"),
+        (
+            {"gpu_device_ids": "0,1"},
+            "gpu_device_ids is a setting of NVIDIA's llmapi models: name the model's GPUs as gpus",
+        ),
+        ({"triton_config": {}}, r"triton_config is a setting of NVIDIA's llmapi models: config\.pbtxt is written by"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, but has to be 1: no source confirms"),
+        ({"context_parallel_size": 2}, "context_parallel_size is 2, but has to be 1"),
+        ({"enable_attention_dp": True}, "enable_attention_dp is True, but has to be False: a request that comes back"),
         ({"kv_cache_config": {"max_tokens": 4096, "tokens_per_blok": 16}}, r"kv_cache_config\.tokens_per_blok"),
         ({"disable_overlap_scheduler": False}, "history that lags"),
         ({"speculative_config": {"decoding_type": "NGram"}}, "speculative decoding"),
@@ -159,6 +167,12 @@ def test_a_launchers_job_is_left_behind_and_its_configuration_stays(monkeypatch:
         monkeypatch.setenv(name, "7")
     clean_environment(())
     assert [os.environ.get(name) for name in (*gone, *stays)] == [None] * len(gone) + ["7"] * len(stays)
+
+
+def test_the_librarys_own_launcher_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLLM_SPAWN_PROXY_PROCESS", "1")
+    with pytest.raises(ConfigError, match=r"trtllm-llmapi-launch.*span nodes are not supported\. Start tritonserver"):
+        clean_environment(())
 
 
 def test_nothing_imports_the_library_before_a_model_loads() -> None:

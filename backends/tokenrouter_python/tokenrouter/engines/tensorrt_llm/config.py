@@ -68,9 +68,22 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "speculative_config": (None, "logits processors, and so the router, do not work with speculative decoding"),
     "batch_wait_timeout_ms": (0, "it would stall every step of a running batch; delayed batching is done in front"),
     "batch_wait_timeout_iters": (0, "delayed batching is done in front"),
+    "pipeline_parallel_size": (
+        1,
+        "no source confirms that routers run on the rank that has the logits; add GPUs to gpus",
+    ),
+    "context_parallel_size": (1, "as with pipeline_parallel_size; add GPUs to gpus"),
+    "enable_attention_dp": (False, "a request that comes back may reach a rank that does not hold its KV"),
     "backend": ("pytorch", "only the PyTorch backend calls logits processors that are plain Python"),
     "kv_cache_config.enable_block_reuse": (True, "a request that comes back would run its whole history again"),
     "scheduler_config.capacity_scheduler_policy": ("GUARANTEED_NO_EVICT", "a request that was paused skips the router"),
+}
+
+
+# What NVIDIA's own models for Triton read, and what does it here.
+_ELSEWHERE = {
+    "gpu_device_ids": "name the model's GPUs as gpus, for example [0, 1]; a second instance is a model of its own",
+    "triton_config": "config.pbtxt is written by tools.build_repository; batch sizes are max_batch_size",
 }
 
 
@@ -128,7 +141,9 @@ def unknown(arguments: Mapping[str, Any]) -> Iterator[str]:
         known = {parameter.name for parameter in facts.surface(f"tensorrt_llm.llmapi.{name}").parameters}
         offered = ", ".join(sorted({*known, *(() if prefix else OWN_KEYS)}))
         for key in table:
-            if key not in known:
+            if not prefix and key in _ELSEWHERE:
+                yield f"{key} is a setting of NVIDIA's llmapi models: {_ELSEWHERE[key]}"
+            elif key not in known:
                 yield f"{prefix}{key} is no argument of TensorRT-LLM {facts.VERSION}; known: {offered}"
 
 

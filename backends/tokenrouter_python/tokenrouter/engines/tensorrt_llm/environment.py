@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from tokenrouter.errors import ConfigError
+
 # Of the MPI job that Triton may be part of: with them the library would take part in that job instead of starting one.
 # Configuration (OMPI_MCA_*, PMIX_MCA_*) stays. The list is that of NVIDIA's own models, in
 # triton_backend/all_models/llmapi/tensorrt_llm/1/model.py.
@@ -23,10 +25,22 @@ JOB_VARIABLES = frozenset(
     )
 )
 JOB_PREFIXES = ("OMPI_MCA_orte_", "ORTE_")
+# Set by TensorRT-LLM's launcher for models that span nodes (tensorrt_llm/llmapi/trtllm-llmapi-launch).
+LAUNCHER = "TLLM_SPAWN_PROXY_PROCESS"
 
 
 def clean_environment(gpus: Sequence[int]) -> None:
-    """Prepares this process for the import: no foreign MPI job, and only the model's GPUs."""
+    """Prepares this process for the import: no foreign MPI job, and only the model's GPUs.
+
+    Raises:
+        ConfigError: the server was started by TensorRT-LLM's launcher, whose workers belong to one model.
+    """
+    if LAUNCHER in os.environ:
+        raise ConfigError(
+            f"{LAUNCHER} is {os.environ[LAUNCHER]!r}: the server runs under trtllm-llmapi-launch, whose one MPI job "
+            "holds the workers of one model, and a deployment has several; models that span nodes are not supported. "
+            "Start tritonserver without it, with every model on the GPUs of one node"
+        )
     for name in [name for name in os.environ if name in JOB_VARIABLES or name.startswith(JOB_PREFIXES)]:
         del os.environ[name]
     if gpus:
