@@ -37,7 +37,7 @@ def series(triton: ModuleType) -> Series:
             self._name = name
 
         def Metric(self, *, labels: dict[str, str]) -> Metric:
-            kind, label = next(((k, v) for k, v in labels.items() if k != "model"), ("", ""))
+            kind, label = next(((k, v) for k, v in reversed(labels.items()) if k != "model"), ("", ""))
             return Metric(found, (self._name, kind, label))
 
     module: Any = triton
@@ -53,7 +53,7 @@ def test_every_reason_and_writer_is_there_from_the_start_and_counts(series: Seri
     from tokenrouter.triton.metrics import OrchestratorMetrics
 
     cluster = Cluster()
-    metrics = OrchestratorMetrics("tokenrouter", cluster.orchestrator)
+    metrics = OrchestratorMetrics("tokenrouter", cluster.orchestrator, "scripted")
     metrics.publish()
     failed, finished = reasons(series, "tokenrouter_failed"), reasons(series, "tokenrouter_finished")
     assert {RouterError.slug, Overloaded.slug, "invalid_request", "prompt_too_long", "cancelled"} <= failed.keys()
@@ -94,7 +94,7 @@ def test_series_are_given_back_before_their_families(triton: ModuleType) -> None
 
     module: Any = triton
     module.MetricFamily = MetricFamily
-    metrics = OrchestratorMetrics("tokenrouter", Cluster().orchestrator)
+    metrics = OrchestratorMetrics("tokenrouter", Cluster().orchestrator, "scripted")
     metrics.publish()
     assert gone == []
     metrics.release()

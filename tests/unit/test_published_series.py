@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tokenrouter.batcher import Batching
 from tokenrouter.statistics import CacheStatistics, OrchestratorStatistics, SubserverStatistics
 
 README = Path(__file__).parents[2] / "README.md"
@@ -37,13 +38,21 @@ def subserver() -> Any:
     statistics.step_times.observe(1, 0, 0.1)
     info = SimpleNamespace(kv_blocks=8, max_batch=4)
     engine = SimpleNamespace(info=info, blocks_leased=0, blocks_used=0)
-    return SimpleNamespace(engine=engine, statistics=statistics, open_sequences=0, residents=0, in_flight=0)
+    return SimpleNamespace(
+        engine=engine,
+        statistics=statistics,
+        open_sequences=0,
+        residents=0,
+        in_flight=0,
+        batching=Batching(by_in_flight={4: 2}),
+        threshold=2,
+    )
 
 
 def orchestrator() -> Any:
     once = Counter(something=1)
     return SimpleNamespace(
-        statistics=OrchestratorStatistics(finished=once, failed=once, tokens_by_model=once),
+        statistics=OrchestratorStatistics(finished=once, failed=once, tokens=Counter({("r2r", "small"): 1})),
         settings=SimpleNamespace(models=("small",)),
         in_flight=0,
         queued=0,
@@ -55,7 +64,7 @@ def test_the_readme_lists_every_series_that_is_published(triton: ModuleType, mon
     monkeypatch.setattr(triton, "MetricFamily", Family, raising=False)
     metrics = importlib.import_module("tokenrouter.triton.metrics")
     metrics.SubserverMetrics("small").publish(subserver())
-    metrics.OrchestratorMetrics("entry", orchestrator()).publish()
+    metrics.OrchestratorMetrics("entry", orchestrator(), "r2r").publish()
     histograms = {name.removesuffix("_bucket") for name in Family.names if name.endswith("_bucket")}
     parts = {name + part for name in histograms for part in PARTS_OF_HISTOGRAMS}
     published = Family.names - parts | histograms

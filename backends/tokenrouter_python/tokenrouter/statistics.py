@@ -197,12 +197,16 @@ class SubserverStatistics:
 
 @dataclass
 class OrchestratorStatistics:
-    """What one orchestrator did since it started; all counters only grow."""
+    """What one orchestrator did since it started; all counters only grow.
+
+    Attributes:
+        tokens: committed, by (policy, writer).
+    """
 
     accepted: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    tokens_by_model: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
     handoffs: int = 0
     stale_messages: int = 0
     recovered: int = 0

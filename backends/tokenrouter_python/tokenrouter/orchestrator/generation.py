@@ -269,7 +269,7 @@ class Generation:
         before = len(transcript.tokens)
         update = transcript.commit(tokens, log_probs, model=model, now_ns=now_ns, update=update)
         self.visits.fruitless = 0
-        statistics.tokens_by_model[model] += len(transcript.tokens) - before
+        statistics.tokens[self.request.policy.name, model] += len(transcript.tokens) - before
         return update
 
     def ended(self) -> Outcome | None:

@@ -150,9 +150,10 @@ class SubserverMetrics:
 
 
 class OrchestratorMetrics:
-    """Series of one orchestrator, labelled with the entry model."""
+    """Series of one orchestrator, labelled with the entry model. `policy` is the deployment's."""
 
-    def __init__(self, model: str, orchestrator: Orchestrator) -> None:
+    def __init__(self, model: str, orchestrator: Orchestrator, policy: str) -> None:
+        self._policy = policy
         self._series = _Series({"model": model})
         self._orchestrator = orchestrator
 
@@ -174,9 +175,12 @@ class OrchestratorMetrics:
             series.counter("tokenrouter_finished", "Requests finished", numbers.finished[reason], reason=reason)
         for slug in sorted(slugs()):
             series.counter("tokenrouter_failed", "Requests failed or refused", numbers.failed[slug], reason=slug)
-        for name in orchestrator.settings.models:
-            tokens = numbers.tokens_by_model[name]
-            series.counter("tokenrouter_tokens", "Tokens committed, by the model that wrote them", tokens, writer=name)
+        written = {(self._policy, name): 0 for name in orchestrator.settings.models} | dict(numbers.tokens)
+        for (policy, writer), tokens in written.items():
+            label = {"policy": policy, "writer": writer}
+            series.counter(
+                "tokenrouter_tokens", "Tokens committed, by policy and the model that wrote them", tokens, **label
+            )
         for name in orchestrator.settings.models:
             blocks = orchestrator.reserved_blocks(name)
             series.gauge("tokenrouter_ledger_blocks", "KV blocks reserved in the ledger", blocks, subserver=name)

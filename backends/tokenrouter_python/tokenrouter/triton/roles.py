@@ -60,7 +60,7 @@ class OrchestratorRole:
     def __init__(self, name: str, repository: Repository, *, decoupled: bool, share: str) -> None:
         entry = Entry(repository.entry(name), repository)
         orchestrator = entry.orchestrator()
-        self._metrics = OrchestratorMetrics(name, orchestrator)
+        self._metrics = OrchestratorMetrics(name, orchestrator, entry.config.policy.name)
         self._publisher = Publisher(self._metrics.publish)
         self._frontend = Frontend(
             entry,
