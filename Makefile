@@ -67,9 +67,9 @@ unit: venv
 integration: venv
 	$(BIN)/python -m pytest tests/integration -n auto --maxprocesses=4 --dist loadscope --no-loadscope-reorder -q
 
-system-packages: ## Debian packages for tests of pages (as root); without them those tests are skipped
+system-packages: ## Debian packages for tests of pages and monitoring (as root); without them those tests are skipped
 	apt-get update -qq
-	apt-get install --yes -qq --no-install-recommends chromium
+	apt-get install --yes -qq --no-install-recommends chromium prometheus
 
 check: venv ## ruff, format, mypy --strict
 	$(BIN)/ruff check $(CODE)
