@@ -15,7 +15,7 @@ import typer
 from transformers.utils import logging
 
 from perf.command import run
-from perf.reference_routers import citer, collm, glimprouter, r2r, vectors
+from perf.reference_routers import citer, collm, glimprouter, r2r_strategies, vectors
 from perf.reference_routers.imports import torchvision_mlp
 from perf.reference_routers.rows import Finding
 from tools.errors import CommandError
@@ -23,7 +23,7 @@ from tools.markdown import markdown
 
 # A file that tells the repository -> what compares it.
 SOURCES: dict[str, Callable[[Path, Path], Iterator[Finding]]] = {
-    "r2r/models/router.py": r2r.compare,
+    "r2r/models/router.py": r2r_strategies.compare,
     "src/models/conf_model.py": citer.compare,
     "collm/generate.py": collm.compare,
     "src/glimp_router.py": glimprouter.compare,
@@ -61,7 +61,7 @@ def main(
     comparisons = [(each, comparison(each)) for each in source]
     with tempfile.TemporaryDirectory() as folder:
         if write is not None:
-            theirs = next((each for each, compare in comparisons if compare is r2r.compare), None)
+            theirs = next((each for each, compare in comparisons if compare is r2r_strategies.compare), None)
             if theirs is None:
                 raise CommandError("--vectors needs a checkout of R2R among --source")
             vectors.write(theirs, Path(folder), write)

@@ -204,15 +204,10 @@ def features_of(name: str, inputs: Inputs, sizes: Sizes) -> dict[str, Tensor]:
     return found
 
 
-def compare(source: Path, folder: Path) -> Iterator[Finding]:
-    """All of it; files go into `folder`."""
-    from perf.reference_routers.r2r_strategies import compare_strategies
-
-    authors, sizes = load(source), Sizes()
-    table = small_model(folder / "small", sizes)
+def compare_classes(authors: Authors, sizes: Sizes, table: Tensor, folder: Path) -> Iterator[Finding]:
+    """Every class; files go into `folder`."""
     for number, (name, settings) in enumerate(variants()):
         yield from _compare_class(authors, name, settings, sizes, table, folder, number)
-    yield from compare_strategies(authors, sizes, table, folder)
 
 
 def variants() -> Iterator[tuple[str, dict[str, Any]]]:

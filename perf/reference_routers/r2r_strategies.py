@@ -18,9 +18,12 @@ from perf.reference_routers.r2r import (
     Inputs,
     Sizes,
     arguments,
+    compare_classes,
     features_of,
+    load,
     policy,
     saved,
+    small_model,
     their_model,
     their_probability,
 )
@@ -42,6 +45,14 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 # What their rolling rule on a network can feed: it names its input by one word.
 ROLLING = ("LogitsClassifier", "HiddenStatesClassifier", "HiddenStatesClassifierWithLMHead")
 _REQUESTS, _POSITIONS = 40, 100
+
+
+def compare(source: Path, folder: Path) -> Iterator[Finding]:
+    """Classes and strategies; files go into `folder`."""
+    authors, sizes = load(source), Sizes()
+    table = small_model(folder / "small", sizes)
+    yield from compare_classes(authors, sizes, table, folder)
+    yield from compare_strategies(authors, sizes, table, folder)
 
 
 def compare_strategies(authors: Authors, sizes: Sizes, table: Tensor, folder: Path) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tokenrouter.batcher import Batching
+from tokenrouter.speculation import Agreement
 from tokenrouter.statistics import CacheStatistics, OrchestratorStatistics, SubserverStatistics
 
 README = Path(__file__).parents[2] / "README.md"
@@ -57,6 +58,7 @@ def orchestrator() -> Any:
         in_flight=0,
         queued=0,
         reserved_blocks=lambda model: 0,
+        speculation=SimpleNamespace(agreement={"r2r": Agreement()}),
     )
 
 
