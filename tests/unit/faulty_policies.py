@@ -119,12 +119,17 @@ def _raise(answer: Any) -> Any:
     raise RuntimeError("boom")
 
 
+def _exit(answer: Any) -> Any:
+    raise SystemExit("boom")  # no Exception; it would end a thread without a word
+
+
 def _refuse(answer: Any) -> Any:
     raise InvalidRequest("boom")
 
 
 FAULTS: dict[str, Callable[[Any], Any]] = {
     "raises": _raise,
+    "exits": _exit,
     "refuses": _refuse,
     "returns_none": lambda answer: None,
     "returns_unknown_model": lambda answer: ["nowhere"] * len(answer),

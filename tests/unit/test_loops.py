@@ -354,6 +354,59 @@ def test_a_bug_at_one_request_is_told_to_that_request_alone(
     server.wait(server.idle, "all KV is free")
 
 
+class Deaf(Collected):
+    """A reply that cannot be told anything from its third update on."""
+
+    def update(self, update: Update) -> None:
+        if len(self.updates) > 1:
+            raise RuntimeError("nobody listens")
+        super().update(update)
+
+
+def test_a_client_that_cannot_be_told_costs_its_own_request(serve: Callable[..., Server]) -> None:
+    server = serve(repeat=True, step_ms=0.5, max_seq_len=65536).start("small", "large")
+    deaf, request = Deaf(), server.entry.builder.build(RequestFields(text_input=PROMPT, max_tokens=40_000, stream=True))
+    server.loop.submit(request, deaf, arrived_ns=time.monotonic_ns())
+    assert len(server.submit(max_tokens=60).tokens()) == 60
+    server.wait(server.idle, "the request that nobody hears has ended")
+    server.loop.refuse(deaf, InvalidRequest("and one that cannot be told why"))
+    assert len(server.submit(max_tokens=5).tokens()) == 5
+
+
+def test_a_message_at_which_the_orchestrator_breaks_costs_its_model_the_connection(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve().start("small", "large")
+    whole = server.submit().tokens()
+    receive = server.orchestrator.receive
+
+    def fail(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(server.orchestrator, "receive", receive)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(server.orchestrator, "receive", fail)
+    assert server.submit().tokens() == whole
+    assert server.broke == []
+
+
+@pytest.mark.parametrize("name", ["small", "entry"])
+def test_a_loop_that_something_else_than_an_exception_ends_says_so_too(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    server = serve().start("small", "large")
+    server.submit().final()
+
+    def leave(*_: Any, **__: Any) -> None:
+        raise SystemExit("a library leaves")
+
+    if name == "entry":
+        monkeypatch.setattr(server.orchestrator, "next_deadline_ns", leave)
+    else:
+        monkeypatch.setattr(server.subservers[name], "poll", leave)
+    server.submit()
+    server.wait(lambda: server.broke == [name], "it says so")
+
+
 def test_a_request_that_cannot_be_taken_in_is_told_so(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,13 @@ import threading
 import time
 import weakref
 
+import pytest
+
+from tokenrouter.errors import InternalError, RequestCancelled
 from tokenrouter.response import Result, Update
 from tokenrouter.triton.responder import Responder
+
+PATIENCE_S = 30.0
 
 
 class FakeSender:
@@ -79,6 +84,44 @@ def test_who_was_asked_about_is_kept_for_a_while_and_not_beyond_the_end() -> Non
     responder.stop()
     gc.collect()
     assert kept() is None
+
+
+class Unsendable(FakeSender):
+    """Its first responses cannot be sent, as many as it is told; only whole ones are of use then."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self._failures = failures
+
+    def send(self, update: Update) -> None:
+        self._failures -= 1
+        if self._failures >= 0:
+            raise ValueError("no such tensor")
+        super().send(update)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_response_that_cannot_be_sent_ends_its_own_request(failures: int, at_the_end: bool) -> None:
+    ended: list[Unsendable] = []
+    responder: Responder[Unsendable] = Responder("test", ended.append)
+    bad, good = Unsendable(failures), Unsendable(0)
+    for sender in (bad, good):
+        responder.watch(sender)
+    responder.put(bad, final() if at_the_end else Update(1, tokens=[7]))
+    responder.put(good, final(2))
+    assert good.over.wait(PATIENCE_S)
+    if not at_the_end:
+        until_s = time.monotonic() + PATIENCE_S
+        while not ended and time.monotonic() < until_s:
+            time.sleep(0.001)
+        assert ended == [bad]
+        responder.put(bad, Update(1, error=RequestCancelled("the orchestrator heard of it")))
+    responder.stop()
+    assert [isinstance(update.error, InternalError) for update in bad.sent] == [True] * (failures == 1)
+    assert bad.violations == good.violations == []
+    assert not responder._watched
+    assert not responder._failed
 
 
 def test_a_client_that_went_away_is_reported_once_and_forgotten() -> None:

@@ -85,6 +85,17 @@ def slugs(error: type[RouterError] = RouterError) -> set[str]:
     return {error.slug}.union(*map(slugs, error.__subclasses__()))
 
 
+def contained(exc: BaseException) -> Exception:
+    """What was raised, as an Exception; a policy's SystemExit and a panic of a library in Rust are none by themselves.
+
+    Raises:
+        KeyboardInterrupt: if that is what it was.
+    """
+    if isinstance(exc, KeyboardInterrupt):
+        raise exc
+    return exc if isinstance(exc, Exception) else InternalError(f"{type(exc).__name__}: {exc}")
+
+
 def assert_never(value: NoReturn) -> NoReturn:
     """Where mypy has to prove that all members of an enum are handled; as in `typing`, but Python 3.10 has none."""
     raise InternalError(f"bug: {value!r} is not handled")

@@ -16,14 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event, Received
-from tokenrouter.channel.framing import check_size
-from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError
+from tokenrouter.channel.outgoing import encoded, reported, send_all
+from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError, contained
 from tokenrouter.messages import (
     Hello,
-    ModelInfo,
-    Outcome,
-    Report,
-    ReportRow,
     ToSubserver,
     decode_for_orchestrator,
     decode_for_subserver,
@@ -54,22 +50,6 @@ def _timeout_s(*times_ns: int | None, now_ns: int) -> float | None:
     """Seconds until the earliest of these times; None if there is none."""
     known = [at_ns for at_ns in times_ns if at_ns is not None]
     return min(max(0.0, (min(known) - now_ns) * 1e-9), _LONGEST_SLEEP_S) if known else None
-
-
-def _encoded(message: ToSubserver | Report | ModelInfo) -> bytes:
-    """Raises ProtocolError for a message that cannot travel."""
-    payload = encode(message)
-    check_size(len(payload))
-    return payload
-
-
-def _send(carrier: Carrier, messages: Iterable[tuple[int, bytes]]) -> None:
-    """All messages to a peer at once: requests that a step hands over together must be able to start together."""
-    by_peer: dict[int, list[bytes]] = {}
-    for peer, payload in messages:
-        by_peer.setdefault(peer, []).append(payload)
-    for peer, payloads in by_peer.items():
-        carrier.send(peer, *payloads)
 
 
 class DecodingLoop:
@@ -134,7 +114,7 @@ class DecodingLoop:
         try:
             while not self._stopping:
                 self._turn(subserver)
-        except Exception:
+        except BaseException:
             log.exception("the decoding loop of %s ended", subserver.name)
             return True
         return False
@@ -168,7 +148,8 @@ class DecodingLoop:
         plan = subserver.poll(now_ns=now_ns)
         if plan is not None and not isinstance(plan, WaitUntil):
             subserver.run_step(plan)
-        _send(self._carrier, [(peer, payload) for peer, message in subserver.outbox for payload in _reported(message)])
+        rows = [(peer, payload) for peer, message in subserver.outbox for payload in reported(message)]
+        send_all(self._carrier, rows)
         subserver.outbox.clear()
 
     def _handle(self, subserver: Subserver, event: Connected | Received | Disconnected, now_ns: int) -> None:
@@ -180,30 +161,10 @@ class DecodingLoop:
             except ProtocolError as exc:
                 log.error("%s drops a peer: %s", subserver.name, exc)
                 self._carrier.drop(event.peer)
-            except Exception:
+            except BaseException:
                 # Only the peer that sent it pays; it comes back and sends everything again.
                 log.exception("%s drops a peer", subserver.name)
                 self._carrier.drop(event.peer)
-
-
-def _reported(message: Report | ModelInfo) -> list[bytes]:
-    """A report's frames. Rows that cannot travel become failures of their requests; the others go on their own then."""
-    try:
-        return [_encoded(message)]
-    except ProtocolError:
-        if isinstance(message, ModelInfo):
-            raise
-        log.exception("a report cannot be sent as it is")
-        return [_row_alone(message.at_ns, row) for row in message.rows]
-
-
-def _row_alone(at_ns: int, row: ReportRow) -> bytes:
-    try:
-        return _encoded(Report(at_ns, [row]))
-    except ProtocolError as exc:
-        text = str(exc).encode("ascii", "backslashreplace").decode()
-        failure = ReportRow(row.request, row.visit, Outcome.FAILED, [], error=(exc.slug, text))
-        return _encoded(Report(at_ns, [failure]))
 
 
 class Reply(Protocol):
@@ -293,7 +254,7 @@ class OrchestratorLoop:
         broke = self._turns()
         self._stopping = True
         for key, reply in self._replies.items():
-            reply.update(Update(key, error=stopping()))
+            self._tell(reply, Update(key, error=stopping()))
         self._carrier.close()
         self._drain(time.monotonic_ns())
         if broke:
@@ -304,7 +265,7 @@ class OrchestratorLoop:
         try:
             while not self._stopping:
                 self._turn()
-        except Exception:
+        except BaseException:
             log.exception("the orchestrator loop ended")
             return True
         return False
@@ -332,7 +293,10 @@ class OrchestratorLoop:
                 action = self._inbox.popleft()
             except IndexError:  # not asked for beforehand: while the loop ends, two threads may be here
                 return
-            action(now_ns)
+            try:
+                action(now_ns)
+            except BaseException:
+                log.exception("what one request asked for failed")
 
     def _submit(
         self, request: GenerationRequest, route: Route | None, reply: Reply, arrived_ns: int, now_ns: int
@@ -343,16 +307,17 @@ class OrchestratorLoop:
             key = self._orchestrator.submit(request, now_ns=now_ns, arrived_ns=arrived_ns, route=route)
         except RouterError as exc:
             self._refuse(reply, exc)
-        except Exception as exc:
+        except BaseException as exc:
+            error = contained(exc)
             log.exception("a request cannot be taken in")
-            self._refuse(reply, InternalError(f"{type(exc).__name__}: {exc}"))
+            self._refuse(reply, InternalError(f"{type(error).__name__}: {error}"))
         else:
             self._replies[key] = reply
             self._keys[reply] = key
 
     def _refuse(self, reply: Reply, error: RouterError) -> None:
         self._orchestrator.statistics.failed[error.slug] += 1
-        reply.update(Update(0, error=error))
+        self._tell(reply, Update(0, error=error))
 
     def _cancel(self, reply: Reply, now_ns: int) -> None:
         key = self._keys.get(reply)
@@ -364,19 +329,27 @@ class OrchestratorLoop:
         orchestrator = self._orchestrator
         while orchestrator.outbox:
             messages, orchestrator.outbox = orchestrator.outbox, []
-            _send(self._carrier, self._payloads(messages))
+            send_all(self._carrier, self._payloads(messages))
         for update in orchestrator.take_updates():
-            reply = self._replies[update.key]
-            if update.final:
-                del self._replies[update.key], self._keys[reply]
+            if (reply := self._replies.get(update.key)) is not None:
+                if update.final:
+                    del self._replies[update.key], self._keys[reply]
+                self._tell(reply, update)
+
+    def _tell(self, reply: Reply, update: Update) -> None:
+        """News for one client. The request of one that cannot be told ends."""
+        try:
             reply.update(update)
+        except BaseException:
+            log.exception("request %d cannot be told", update.key)
+            self.cancel(reply)
 
     def _payloads(self, messages: list[tuple[str, ToSubserver]]) -> Iterator[tuple[int, bytes]]:
         """What goes to which peer; a request whose message cannot travel fails, which may send others."""
         for model, message in messages:
             if (peer := self._peers.get(model)) is not None:
                 try:
-                    yield peer, _encoded(message)
+                    yield peer, encoded(message)
                 except ProtocolError as exc:
                     self._orchestrator.undeliverable(message, exc)
 
@@ -401,4 +374,8 @@ class OrchestratorLoop:
             self._orchestrator.receive(model, decode_for_orchestrator(event.payload), now_ns=now_ns)
         except (ProtocolError, ConfigError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
+            self._carrier.drop(event.peer)
+        except BaseException:
+            # It comes back, and is sent everything again.
+            log.exception("the orchestrator drops model %s", model)
             self._carrier.drop(event.peer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenrouter.errors import PolicyFailed, RouterError, assert_never
+from tokenrouter.errors import PolicyFailed, RouterError, assert_never, contained
 from tokenrouter.messages import Guess, Open, Outcome, Resume
 from tokenrouter.orchestrator.lifecycle import AnyEvent, State, after
 from tokenrouter.orchestrator.transcript import Transcript
@@ -66,8 +66,9 @@ def find_route(request: GenerationRequest, policy: Policy) -> Route:
         known = first in policy.visited()
     except RouterError:
         raise
-    except Exception as exc:
-        raise PolicyFailed(f"policy {name!r}, entry: {type(exc).__name__}: {exc}") from exc
+    except BaseException as exc:
+        error = contained(exc)
+        raise PolicyFailed(f"policy {name!r}, entry: {type(error).__name__}: {error}") from exc
     if not known:
         raise PolicyFailed(f"policy {name!r}, entry: {first!r} is not among the models it visits")
     return Route(policy, first)

@@ -41,6 +41,7 @@ from tokenrouter.errors import (
     RequestCancelled,
     RouterError,
     assert_never,
+    contained,
 )
 from tokenrouter.messages import (
     Close,
@@ -157,7 +158,7 @@ class Orchestrator(Speculating):
         for generation in self._unwritten:
             try:
                 generation.transcript.write()
-            except Exception as exc:
+            except BaseException as exc:
                 self._break(generation, exc)
         self._unwritten.clear()
         updates, self._updates = self._updates, []
@@ -249,16 +250,23 @@ class Orchestrator(Speculating):
         for generation, expired in self._admission.queue.expired(now_ns=now_ns):
             self._fail(generation, Event.TIMED_OUT, expired)
         for generation in list(self._generations.values()):
-            deadline_ns = generation.deadline_ns
-            if generation.limit_ns is not None and now_ns >= generation.limit_ns:
-                late = errors.too_late(generation, now_ns, self.settings.max_request_ns)
-                self._fail(generation, Event.TIMED_OUT, late)
-            elif deadline_ns is not None and now_ns >= deadline_ns:
-                # What it has is a response, though cut short; one that still waited was refused above.
-                self._finish(generation, Event.TIMED_OUT)
-            elif error := self._admission.given_up(generation, now_ns=now_ns):
-                self._fail(generation, Event.GAVE_UP, error)
+            try:
+                self._expire(generation, now_ns)
+            except BaseException as exc:
+                self._break(generation, exc)
         self._advance(now_ns)
+
+    def _expire(self, generation: Generation, now_ns: int) -> None:
+        """Ends a request whose time is over."""
+        deadline_ns = generation.deadline_ns
+        if generation.limit_ns is not None and now_ns >= generation.limit_ns:
+            late = errors.too_late(generation, now_ns, self.settings.max_request_ns)
+            self._fail(generation, Event.TIMED_OUT, late)
+        elif deadline_ns is not None and now_ns >= deadline_ns:
+            # What it has is a response, though cut short; one that still waited was refused before.
+            self._finish(generation, Event.TIMED_OUT)
+        elif error := self._admission.given_up(generation, now_ns=now_ns):
+            self._fail(generation, Event.GAVE_UP, error)
 
     def receive(self, model: str, message: ToOrchestrator, *, now_ns: int) -> None:
         """One message of a connected subserver.
@@ -290,7 +298,7 @@ class Orchestrator(Speculating):
                 self.agreement(generation).rolled_back += len(row.guesses or ())
             else:
                 self.statistics.stale_messages += 1
-        except Exception as exc:
+        except BaseException as exc:
             self._break(generation, exc)
 
     def disconnected(self, model: str, *, now_ns: int) -> None:
@@ -321,7 +329,7 @@ class Orchestrator(Speculating):
             elif admission.has_room(head):
                 try:
                     self._start(head, now_ns)
-                except Exception as exc:
+                except BaseException as exc:
                     self._break(head, exc)
             else:
                 break
@@ -344,9 +352,12 @@ class Orchestrator(Speculating):
         self.speculation.connected(model, info)
         self._admission.connected(model, info)
         self._connected[model] = 0
-        for generation in self._generations.values():
+        for generation in list(self._generations.values()):
             if generation.state is State.STRANDED and generation.visits.at == model:
-                self._revisit(generation, Event.CONNECTED, now_ns)
+                try:
+                    self._revisit(generation, Event.CONNECTED, now_ns)
+                except BaseException as exc:
+                    self._break(generation, exc)
 
     def _apply(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
         """What a model reports of a request: tokens first, then what became of it."""
@@ -443,11 +454,12 @@ class Orchestrator(Speculating):
         self.statistics.failed[error.slug] += 1
         self._updates.append(Update(generation.key, error=error))
 
-    def _break(self, generation: Generation, exc: Exception) -> None:
+    def _break(self, generation: Generation, exc: BaseException) -> None:
         """What raised at one request is a bug of ours; it ends that request and nobody else's."""
+        error = contained(exc)
         log.error("request %d broke", generation.key, exc_info=exc)
         if generation.state is not State.OVER:
-            self._fail(generation, Event.BROKE, InternalError(f"internal error: {type(exc).__name__}: {exc}"))
+            self._fail(generation, Event.BROKE, InternalError(f"internal error: {type(error).__name__}: {error}"))
 
     def undeliverable(self, message: ToSubserver, error: RouterError) -> None:
         """A message of `outbox` cannot travel: the request that it is about ends."""

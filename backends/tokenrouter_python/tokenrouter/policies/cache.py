@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from tokenrouter.errors import PolicyFailed, RouterError
+from tokenrouter.errors import PolicyFailed, RouterError, contained
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies.base import Policy, PolicyContext
 from tokenrouter.policies.loading import load_policy
@@ -30,8 +30,8 @@ def attempt(loading: Loading) -> Policy | Exception:
     """What comes of a loading."""
     try:
         return loading()
-    except Exception as exc:
-        return exc
+    except BaseException as exc:
+        return contained(exc)
 
 
 class PolicyCache:
@@ -98,8 +98,9 @@ class PolicyCache:
             policy.prepare(self._prepared_for)
         except RouterError:
             raise
-        except Exception as exc:
-            raise PolicyFailed(f"policy {spec.name!r}, prepare: {type(exc).__name__}: {exc}") from exc
+        except BaseException as exc:
+            error = contained(exc)
+            raise PolicyFailed(f"policy {spec.name!r}, prepare: {type(error).__name__}: {error}") from exc
 
     def pin(self, spec: PolicySpec) -> Policy:
         """The instance, which stays from now on: that of the deployment. Raises as `get` does."""

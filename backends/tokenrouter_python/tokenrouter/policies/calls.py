@@ -23,7 +23,7 @@ class policy_errors:
         """Nothing to set up."""
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
-        if isinstance(exc, Exception):
+        if exc is not None and not isinstance(exc, KeyboardInterrupt):
             raise PolicyFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from tokenrouter.errors import InvalidRequest, PolicyFailed, RouterError
+from tokenrouter.errors import InvalidRequest, PolicyFailed, RouterError, contained
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams
 
@@ -43,6 +43,9 @@ def policy_class(name: str) -> type[Policy]:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as exc:
         raise InvalidRequest(f"policy {name!r} cannot be imported: {exc}") from exc
+    except BaseException as exc:  # whatever its module does
+        error = contained(exc)
+        raise InvalidRequest(f"policy {name!r} cannot be imported: {type(error).__name__}: {error}") from exc
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise InvalidRequest(f"policy {name!r} is not a subclass of tokenrouter.policies.Policy")
     return found
@@ -84,8 +87,9 @@ def load_policy(spec: PolicySpec, context: PolicyContext) -> Policy:
         policy = cls(params, context)
     except RouterError:
         raise
-    except Exception as exc:
-        raise InvalidRequest(f"policy {spec.name!r} cannot be built: {type(exc).__name__}: {exc}") from exc
+    except BaseException as exc:
+        error = contained(exc)
+        raise InvalidRequest(f"policy {spec.name!r} cannot be built: {type(error).__name__}: {error}") from exc
     _check_visited(policy, spec.name)
     return policy
 
@@ -96,7 +100,8 @@ def _check_visited(policy: Policy, name: str) -> None:
         visited = tuple(policy.visited())
     except RouterError:
         raise
-    except Exception as exc:
-        raise PolicyFailed(f"policy {name!r}, visited: {type(exc).__name__}: {exc}") from exc
+    except BaseException as exc:
+        error = contained(exc)
+        raise PolicyFailed(f"policy {name!r}, visited: {type(error).__name__}: {error}") from exc
     if not visited or not set(visited) <= set(policy.models):
         raise PolicyFailed(f"policy {name!r}, visited: {visited} is not among the models {policy.models}")

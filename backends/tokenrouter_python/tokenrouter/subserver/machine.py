@@ -38,13 +38,14 @@ from typing import TypeAlias
 
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import KvEngine
-from tokenrouter.errors import ConfigError, InvalidRequest, ProtocolError, RouterError
+from tokenrouter.errors import ConfigError, InvalidRequest, ProtocolError, RouterError, contained
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
     Fate,
     Guesses,
     Hello,
+    InFlight,
     ModelInfo,
     Open,
     Outcome,
@@ -64,6 +65,7 @@ from tokenrouter.subserver.sequence import ModelSequence
 
 log = logging.getLogger(__name__)
 
+AboutOne: TypeAlias = Open | Resume | Guesses | Settled
 Loaded: TypeAlias = Callable[["Policy | Exception", int], None]
 Loader: TypeAlias = Callable[[Loading, Loaded], None]
 """Attempts a loading, in any thread, then tells what came of it, and when, in the machine's own thread."""
@@ -164,16 +166,32 @@ class Subserver:
         if peer not in self._peers:
             raise ProtocolError(f"{type(message).__name__} before Hello")
         self._peers[peer].in_flight = message.in_flight
+        if isinstance(message, Close):
+            self._drop(peer, message.request)
+        elif not isinstance(message, InFlight):
+            try:
+                self._take(peer, message, now_ns)
+            except BaseException as exc:
+                self._fail(peer, message, exc, now_ns)
+
+    def _take(self, peer: int, message: AboutOne, now_ns: int) -> None:
+        """A message about a request."""
         if isinstance(message, Open):
             self._open(peer, message, now_ns)
         elif isinstance(message, Resume):
             self._resume(peer, message, now_ns)
         elif isinstance(message, Guesses):
             self._guessed(peer, message, now_ns)
-        elif isinstance(message, Settled):
+        else:
             self._settled(peer, message, now_ns)
-        elif isinstance(message, Close):
-            self._drop(peer, message.request)
+
+    def _fail(self, peer: int, message: AboutOne, exc: BaseException, now_ns: int) -> None:
+        """Whatever a message raised is told to the request that it is about, and to no other."""
+        error = contained(exc)
+        if not isinstance(error, RouterError):
+            log.error("request %d of peer %d broke", message.request, peer, exc_info=error)
+        self._reply(peer, failed(message.request, message.visit, error), now_ns)
+        self._drop(peer, message.request)
 
     def disconnected(self, peer: int) -> None:
         """An orchestrator is gone: its requests are dropped and their KV is freed."""
@@ -196,22 +214,18 @@ class Subserver:
         self._peers[peer] = _Peer(hello.peer, hello.models)
         self._prepare(hello, now_ns)
         info = self.engine.info
-        self.outbox.append(
-            (
-                peer,
-                ModelInfo(
-                    version=PROTOCOL_VERSION,
-                    model=self.name,
-                    engine=info.name,
-                    emulated=info.emulated,
-                    vocab_size=info.vocab_size,
-                    max_context=info.max_context,
-                    block_tokens=info.block_tokens,
-                    kv_blocks=self._shares[hello.share],
-                    speculates=self._runner.speculates,
-                ),
-            )
+        greeting = ModelInfo(
+            version=PROTOCOL_VERSION,
+            model=self.name,
+            engine=info.name,
+            emulated=info.emulated,
+            vocab_size=info.vocab_size,
+            max_context=info.max_context,
+            block_tokens=info.block_tokens,
+            kv_blocks=self._shares[hello.share],
+            speculates=self._runner.speculates,
         )
+        self.outbox.append((peer, greeting))
 
     def _prepare(self, hello: Hello, now_ns: int) -> None:
         """Loads what the deployment's policy needs here, so that the first request does not wait for it."""
@@ -246,16 +260,15 @@ class Subserver:
     def _loaded(self, key: tuple[tuple[str, ...], PolicySpec], outcome: Policy | Exception, now_ns: int) -> None:
         """A policy is there, or cannot be loaded: the requests that waited for it go on, in their order."""
         for peer, message in self._awaiting.pop(key):
-            self._enter(peer, message, outcome, now_ns)
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                self._enter(peer, message, outcome, now_ns)
+            except BaseException as exc:
+                self._fail(peer, message, exc, now_ns)
 
-    def _enter(self, peer: int, message: Open, policy: Policy | Exception, now_ns: int) -> None:
-        try:
-            if isinstance(policy, Exception):
-                raise policy
-            sequence = self._admit(peer, message, policy)
-        except Exception as exc:
-            self._reply(peer, failed(message.request, message.visit, exc), now_ns)
-            return
+    def _enter(self, peer: int, message: Open, policy: Policy, now_ns: int) -> None:
+        sequence = self._admit(peer, message, policy)
         self._peers[peer].sequences[message.request] = sequence
         self._arrive(sequence, message, now_ns)
 
@@ -293,24 +306,14 @@ class Subserver:
             self._drop(peer, message.request)
             self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
             return
-        try:
-            self._check_tokens(message, sequence.lease)
-        except RouterError as exc:
-            self._reply(peer, failed(message.request, message.visit, exc), now_ns)
-            self._drop(peer, message.request)
-            return
+        self._check_tokens(message, sequence.lease)
         self._runner.leave(sequence)
         sequence.splice(message.start, message.tokens)
         self._arrive(sequence, message, now_ns)
 
     def _arrive(self, sequence: ModelSequence, message: Open | Resume, now_ns: int) -> None:
         sequence.arrive(visit=message.visit, source=message.source, state=message.state)
-        try:
-            calls.enter(sequence, source=message.source)
-        except RouterError as exc:
-            self._reply(sequence.peer, failed(message.request, message.visit, exc), now_ns)
-            self._drop(sequence.peer, sequence.request)
-            return
+        calls.enter(sequence, source=message.source)
         # A visit of limited length would end elsewhere than its guesses say.
         sequence.depth = message.depth if sequence.visit_limit is None else 0
         sequence.guesses.extend(message.guesses)
@@ -332,12 +335,7 @@ class Subserver:
             return
         sequence.reuse()
         sequence.resident = True
-        try:
-            calls.enter(sequence, source=sequence.leader)
-        except RouterError as exc:
-            self._reply(peer, failed(message.request, message.visit, exc), now_ns)
-            self._drop(peer, message.request)
-            return
+        calls.enter(sequence, source=sequence.leader)
         self._runner.arrive(sequence, now_ns=now_ns)
         self.statistics.entered(1)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tokenrouter.assembly import Entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
-from tokenrouter.errors import InvalidRequest, RequestCancelled, RouterError
+from tokenrouter.errors import InvalidRequest, RequestCancelled, RouterError, contained
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.pulse import Pulse
@@ -148,9 +148,10 @@ class Frontend:
             yield
         except RouterError as exc:
             self._loop.refuse(reply, exc)
-        except Exception as exc:
+        except BaseException as exc:
+            error = contained(exc)
             log.exception("a request cannot be read")
-            self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(exc).__name__}: {exc}"))
+            self._loop.refuse(reply, InvalidRequest(f"the request cannot be read: {type(error).__name__}: {error}"))
 
     def _stop(self, call: _Call) -> None:
         """NVIDIA's clients end a request by another one with its id: both are told that it was cancelled."""

@@ -7,13 +7,18 @@ response. It also asks, up to five times a second per request, whether the clien
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
+from tokenrouter.errors import InternalError, contained
 from tokenrouter.response import Update
+
+log = logging.getLogger(__name__)
 
 _CANCEL_POLL_S = 0.2
 # Asking is a round trip to Triton; with many requests each is asked about less often.
@@ -49,6 +54,7 @@ class Responder(Generic[S]):
         self._pending: OrderedDict[S, Update] = OrderedDict()
         self._watched: OrderedDict[S, None] = OrderedDict()
         self._asked: deque[S] = deque(maxlen=_KEPT)
+        self._failed: set[S] = set()
         self._next_poll = 0.0
         self._stopping = False
         self._changed = threading.Condition()
@@ -92,10 +98,28 @@ class Responder(Generic[S]):
             self._ask()
 
     def _send(self, sender: S, update: Update) -> None:
-        sender.send(update)
+        if sender not in self._failed:
+            try:
+                sender.send(update)
+            except BaseException as exc:
+                self._fail(sender, update, contained(exc))
         if update.final:
+            self._failed.discard(sender)
             with self._changed:
                 self._watched.pop(sender, None)
+
+    def _fail(self, sender: S, update: Update, exc: Exception) -> None:
+        """A response that cannot be sent ends its request, with an error if at least that can be sent."""
+        log.error("a response cannot be sent", exc_info=exc)
+        with self._changed:
+            self._watched.pop(sender, None)
+        if not update.final:
+            # What comes until the request has ended would lack what could not be sent.
+            self._failed.add(sender)
+            self._on_cancelled(sender)
+        error = InternalError(f"the response cannot be sent: {type(exc).__name__}: {exc}")
+        with suppress(Exception):
+            sender.send(Update(update.key, error=error))
 
     def _ask(self) -> None:
         """Asks about the next sender in turn. Never about one that is over: Triton has freed what it would look at."""
@@ -106,7 +130,12 @@ class Responder(Generic[S]):
             self._watched.move_to_end(suspect)
             self._next_poll = time.monotonic() + max(_CANCEL_POLL_S / len(self._watched), _CANCEL_GAP_S)
             self._asked.append(suspect)
-        if suspect.cancelled():
+        try:
+            gone = suspect.cancelled()
+        except Exception:
+            log.exception("a client cannot be asked about")
+            gone = True
+        if gone:
             with self._changed:
                 self._watched.pop(suspect, None)
             self._on_cancelled(suspect)
