@@ -15,6 +15,7 @@ import pytest
 from perf.chaos.events import EVENTS, in_order
 from perf.chaos.outcome import Event, Outcome
 from perf.chaos.plot import plot
+from perf.chaos.table import markdown
 from perf.load.known import KnownAnswer, Reply, Verdict, judged, known_answers
 from perf.load.known_loop import Attempt, Judged
 from perf.load.soak.memory import Sample
@@ -166,5 +167,7 @@ def test_facts_and_figure_of_a_run(tmp_path: Path) -> None:
     assert facts["failed_beside_no_death"] == 0
     assert facts["recovery_seconds"] == {"kill tokenrouter": {"count": 1, "p50": 2.0, "max": 2.0}}
     assert facts["events"] == {"kill tokenrouter": 1}
+    assert "| kill tokenrouter | 1 | 2.0 s | 2.0 s | 15 s |" in markdown(facts)
+    assert "0 wrong, 0 hung, 1 failed clearly, 0 failed beside no death" in markdown(facts)
     plot(found, tmp_path / "chaos.png")
     assert (tmp_path / "chaos.png").stat().st_size > 1000
