@@ -25,7 +25,7 @@ from perf.stall.attacks import ATTACKS, attack
 from tools.load import METHOD, Stream, open_channel, request_bytes
 
 _PROMPT = "Start 1: +1 ="
-_PATIENCE_S = 60.0
+_PATIENCE_S = 180.0
 _MALFORMED = 60
 _FLOOD = 200
 _LEAVERS = 20

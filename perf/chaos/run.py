@@ -27,7 +27,7 @@ LONG: Mapping[str, Any] = {"max_tokens": 800, "end_id": 257, "policy": "single"}
 _PROMPT = "Start 1: +1 ="
 _PROMPTS = 8
 _PROBE_S = 5.0
-_GIVE_UP_S = 60.0
+_GIVE_UP_S = 180.0
 _PAUSE_S = (1.0, 4.0)
 _WARM_UP = 0.2
 
@@ -51,11 +51,20 @@ class Known:
         )
 
 
-def chaos(service: Service, known: Known, *, seconds: float, in_flight: int, seed: int, report: Report) -> Outcome:
-    """Runs events for so long; afterwards the deployment has ended."""
+def chaos(
+    service: Service,
+    known: Known,
+    *,
+    seconds: float,
+    in_flight: int,
+    seed: int,
+    report: Report,
+    patience_s: float = 60.0,
+) -> Outcome:
+    """Runs events for so long; afterwards the deployment has ended. What takes longer than `patience_s` has hung."""
     outcome = Outcome(seed, in_flight, began_s=time.perf_counter())
     sampler = Sampler(service)
-    loop = KnownLoop(service.to, known.answers, in_flight, seed=seed)
+    loop = KnownLoop(service.to, known.answers, in_flight, seed=seed, patience_s=patience_s)
     with sampler, Prober(service.grpc_url, prompt=_PROMPT, **LONG) as prober, loop:
         _happen(service, known, outcome, prober, seconds, report)
     outcome.judged = loop.judged
