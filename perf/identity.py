@@ -21,7 +21,6 @@ import typer
 
 from perf.command import run
 from perf.rows import Columns, Row, report, shown, table
-from perf.traces.trace import from_routing
 from tools.demo_models.task import load_problems
 from tools.evaluate import Setting, parse_setting
 from tools.load import ClosedLoop, request_bytes
@@ -67,7 +66,8 @@ class Response:
 
     def exact(self) -> tuple[Any, ...]:
         """What has to be equal to the bit."""
-        return self.ids, self.text, self.finish_reason, from_routing({"runs": self.runs, **self.totals}), self.totals
+        writers = [(run["model"], position) for run in self.runs for position in range(run["start"], run["end"])]
+        return self.ids, self.text, self.finish_reason, writers, self.totals
 
     def difference(self, other: Response) -> float:
         """Of log-probabilities, the largest; infinite if there are not as many."""

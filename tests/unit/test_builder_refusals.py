@@ -176,6 +176,21 @@ CONFIGS = ROOT / "configs"
             "models.small.batching and tuning exclude each other",
             id="two-tunings",
         ),
+        pytest.param(
+            [at("entry.speculation", {"depth": 4})],
+            "entry.speculation: the engine of models.small, tensorrt_llm, owns its decoding loop",
+            id="speculation-of-an-engine",
+        ),
+        pytest.param(
+            [at("entry.speculation", {"depth": 4096})],
+            "entry.speculation.depth is 4096; models.small.options.max_seq_len is 4096: lower",
+            id="depth-beyond-the-context",
+        ),
+        pytest.param(
+            [at("entry.speculation", {}), at("entry.policy", "me"), at("entry.routers", ...)],
+            "entry.speculation: policy 'me' cannot go ahead",
+            id="speculation-of-a-policy",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path: Path, edits: list[Edit], says: str) -> None:
@@ -198,6 +213,12 @@ def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path: Path, 
         pytest.param([at("entry.polcy", "x")], r"unknown field `polcy` - at `\$.entry`", id="unknown-of-the-entry"),
         pytest.param([at("model", {})], "unknown field `model`", id="unknown-at-the-top"),
         pytest.param([at("entry.policy", ...)], "missing required field `policy`", id="missing"),
+        pytest.param([at("entry.speculation", {"depth": 0})], "speculation.depth is 0; it is at least 1", id="depth"),
+        pytest.param(
+            [at("entry.speculation", {"least_agreement": 1.5})],
+            r"speculation.least_agreement is 1.5; it lies in \[0, 1\]",
+            id="agreement",
+        ),
         pytest.param([at("entry.max_inflight", "x")], r"\$.entry.max_inflight", id="type"),
     ],
 )

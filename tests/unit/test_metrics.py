@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster import Cluster, request
+from tests.unit.cluster import Cluster, request, spec
 from tokenrouter.errors import Overloaded, RouterError
 
 Series = dict[tuple[str, str, str], float]
@@ -43,6 +43,23 @@ def series(triton: ModuleType) -> Series:
     module: Any = triton
     module.MetricFamily = MetricFamily
     return found
+
+
+def test_agreement_is_counted_by_policy(series: Series) -> None:
+    from tokenrouter.triton.metrics import OrchestratorMetrics
+
+    cluster = Cluster(engine={"repeat": True})
+    metrics = OrchestratorMetrics("tokenrouter", cluster.orchestrator)
+    cluster.orchestrator.speculation.track("random")
+    metrics.publish()
+    assert series["tokenrouter_discarded_tokens", "policy", "random"] == 0
+    key = cluster.submit(request([1, 2], max_tokens=40, end_ids=(), policy=spec("random", p=0.5)))
+    cluster.run()
+    metrics.publish()
+    large = cluster.result(key).tokens_by_model["large"]
+    for name in ("tokenrouter_discarded_tokens", "tokenrouter_agreed_tokens"):
+        assert series[name, "policy", "random"] == large > 0
+    assert series["tokenrouter_agreement", "policy", "random"] == 1.0
 
 
 def reasons(series: Series, name: str) -> dict[str, float]:

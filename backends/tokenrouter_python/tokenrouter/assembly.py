@@ -102,7 +102,10 @@ class Entry:
             max_request_ns=self.config.max_request_ns,
             speculation=self.config.speculation,
         )
-        return Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
+        orchestrator = Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
+        if self._policies.get(self.config.policy).speculates():
+            orchestrator.speculation.track(self.config.policy.name)
+        return orchestrator
 
 
 def _nameable(config: EntryConfig) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 Ranges are those of OpenAI's description; a value out of range is answered 422, as FastAPI does. Fields that ask for
 something that is not offered are refused with 400 by `refuse_unsupported`; unknown fields are ignored. `policy`,
-`policy_params` and `return_routing` are ours.
+`policy_params`, `speculation` and `return_routing` are ours.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class GenerationFields(BaseModel):
     user: str | None = None
     policy: str | None = None
     policy_params: dict[str, Any] | None = None
+    speculation: bool | None = None
     return_routing: bool = False
 
     @property

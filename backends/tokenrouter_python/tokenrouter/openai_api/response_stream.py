@@ -90,5 +90,5 @@ def begin(
     if target.model == deployment.entry:
         params = None if request.policy_params is None else json.dumps(request.policy_params)
         fields |= {"policy": target.policy or request.policy, "policy_params": params}
-        fields |= {"return_routing": True if request.return_routing else None}
+        fields |= {"return_routing": True if request.return_routing else None, "speculation": request.speculation}
     return ResponseStream(triton, deployment, target, prompt, fields, request.stop_words)

@@ -42,6 +42,10 @@ class Eligibility:
         self._plain_models: set[str] = set()
         self._told: set[str] = set()
 
+    def track(self, policy: str) -> None:
+        """Counts what becomes of this policy's guesses, from 0 on."""
+        self.agreement[policy] = Agreement()
+
     def connected(self, model: str, info: ModelInfo) -> None:
         """A model is there.
 
