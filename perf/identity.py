@@ -26,7 +26,15 @@ from tools.evaluate import Setting, parse_setting
 from tools.load import ClosedLoop, request_bytes
 from tools.tritonserver.server import TritonServer
 
-POLICIES = ["r2r:threshold=0.3", "citer", "collm", "random:p=0.35", "rstitch:threshold=0.02", "rstitch:threshold=0.1"]
+POLICIES = [
+    "r2r:threshold=0.3",
+    "citer",
+    "collm",
+    "random:p=0.35",
+    "rstitch:threshold=0.02",
+    "rstitch:threshold=0.1",
+    'markov:routing={"small":{"small":0.6,"large":0.4},"large":{"small":0.7,"large":0.3}},commit={"large":{"small":1}}',
+]
 MODES: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 0.8}}
 OUTPUTS = ("text_output", "output_ids", "finish_reason", "routing", "output_log_probs")
 _ROUNDING = 1e-3

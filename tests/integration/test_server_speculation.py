@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,13 +20,6 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs" / "demo" / "problems.jsonl")[:5]]
-MARKOV = "markov:" + ",".join(
-    f"{key}={json.dumps(value)}"
-    for key, value in {
-        "routing": {"small": {"small": 0.6, "large": 0.4}, "large": {"small": 0.7, "large": 0.3}},
-        "commit": {"large": {"small": 1}},
-    }.items()
-)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +30,7 @@ def demo() -> Iterator[TritonServer]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("policy", [*POLICIES, MARKOV])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_responses_are_those_of_plain_routing(demo: TritonServer, policy: str, mode: str) -> None:
     row = compared(demo.grpc_url, PROMPTS, parse_setting(policy), mode, max_tokens=48, inflight=4)
     assert row["identical"] == len(PROMPTS), row

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from tokenrouter.errors import ProtocolError
 from tokenrouter.messages import (
     Close,
+    Fate,
+    Guess,
+    Guesses,
     Hello,
     InFlight,
     Message,
@@ -23,6 +26,7 @@ from tokenrouter.messages import (
     ReportRow,
     Resume,
     Sampling,
+    Settled,
     copy_state,
     decode_for_orchestrator,
     decode_for_subserver,
@@ -53,6 +57,7 @@ SAMPLING = st.builds(
     bad_words=st.lists(st.lists(TOKEN, max_size=3).map(tuple), max_size=3).map(tuple),
     log_probs=st.booleans(),
 )
+GUESSES = st.lists(st.builds(Guess, TOKEN, st.booleans(), st.none() | FINITE), max_size=4)
 ROW = st.builds(
     ReportRow,
     request=NATURAL,
@@ -63,6 +68,8 @@ ROW = st.builds(
     state=STATE,
     log_probs=st.none() | st.lists(FINITE, max_size=4),
     error=st.none() | st.tuples(TEXT, TEXT),
+    guesses=st.none() | GUESSES,
+    returned=st.none() | st.lists(st.booleans(), max_size=4),
 )
 VISIT = {"request": NATURAL, "visit": NATURAL, "in_flight": NATURAL, "tokens": TOKENS, "state": STATE, "source": TEXT}
 
@@ -90,6 +97,8 @@ TO_SUBSERVER = (
     st.builds(Hello, version=NATURAL, peer=TEXT, share=TEXT, models=st.tuples(TEXT, TEXT), policy=POLICY)
     | opens()
     | st.builds(Resume, start=NATURAL, left_ns=NATURAL, **VISIT)
+    | st.builds(Guesses, request=NATURAL, visit=NATURAL, in_flight=NATURAL, start=NATURAL, guesses=GUESSES)
+    | st.builds(Settled, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, st.sampled_from(Fate))
     | st.builds(Close, request=NATURAL, in_flight=NATURAL)
     | st.builds(InFlight, in_flight=NATURAL)
 )

@@ -20,7 +20,7 @@ from tests.unit.cluster import MS, VOCAB_SIZE, Cluster, request, spec, writers
 from tests.unit.test_subserver import Elsewhere, FailsOnce
 from tokenrouter.engines.emulated.signals import SignalsConfig
 from tokenrouter.errors import ConfigError, InvalidRequest
-from tokenrouter.messages import PROTOCOL_VERSION, Close, ModelInfo, PolicySpec
+from tokenrouter.messages import PROTOCOL_VERSION, Close, Guess, Guesses, ModelInfo, PolicySpec
 from tokenrouter.policies.checkpoints import save_router
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result
@@ -389,6 +389,23 @@ def test_a_step_that_fails_ahead_costs_a_guess_only() -> None:
     assert cluster.step("small"), "the step that fails"
     cluster.run()
     assert cluster.result(key).tokens == [10, 20, 30, 40] * 2
+    cluster.assert_conserved()
+
+
+@pytest.mark.parametrize(("guesses", "says"), [([VOCAB_SIZE], "token id 257"), ([1] * 20, "KV is leased for 12")])
+def test_guesses_that_no_step_could_run_end_their_request_only(guesses: list[int], says: str) -> None:
+    cluster = World(1.0, 1.0, 1.0, 8).cluster(ahead=True)
+    keys = [cluster.submit(request(PROMPTS[0], end_ids=(), policy=spec("random", p=1.0))) for _ in range(2)]
+    cluster.deliver_all()
+    assert cluster.step("small")
+    cluster.deliver_all()
+    visit = cluster.orchestrator._generations[keys[0]].visits.number
+    bad = Guesses(keys[0], visit, 2, 1, [Guess(token, False) for token in guesses])
+    cluster.subserver("large").handle(cluster.links["large"].peer, bad, now_ns=cluster.now_ns)
+    cluster.collect()
+    cluster.run()
+    assert says in str(cluster.error(keys[0]))
+    assert cluster.result(keys[1]).tokens == [10, 20, 30, 40] * 2
     cluster.assert_conserved()
 
 

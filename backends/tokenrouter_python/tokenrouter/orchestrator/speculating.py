@@ -85,9 +85,10 @@ class Eligibility:
 
     def depth(self, generation: Generation) -> int:
         """Most guesses that the small model may hold in its next visit."""
+        if not generation.speculates or not self._plain_models.isdisjoint(generation.policy.models):
+            return 0
         agreement = self.agreement[generation.request.policy.name]
-        admitted = generation.speculates and self._plain_models.isdisjoint(generation.policy.models)
-        return self._settings.depth if admitted and agreement.suffices(self._settings.least_agreement) else 0
+        return self._settings.depth if agreement.suffices(self._settings.least_agreement) else 0
 
     def _tell_once(self, why: str) -> None:
         if why not in self._told:

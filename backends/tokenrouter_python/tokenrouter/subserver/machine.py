@@ -38,7 +38,7 @@ from typing import TypeAlias
 
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import KvEngine
-from tokenrouter.errors import ConfigError, InvalidRequest, ProtocolError, RouterError, contained
+from tokenrouter.errors import ConfigError, ProtocolError, RouterError, contained
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
@@ -274,7 +274,8 @@ class Subserver:
 
     def _admit(self, peer: int, message: Open, policy: Policy) -> ModelSequence:
         """The request with its KV."""
-        self._check_tokens(message, message.kv_tokens)
+        known = [*message.tokens, *(guess.token for guess in message.guesses)]
+        self._runner.check_tokens(known, len(known), message.kv_tokens)
         sequence = ModelSequence(
             peer=peer,
             request=message.request,
@@ -292,21 +293,14 @@ class Subserver:
         self._runner.admit(sequence, kv_tokens=message.kv_tokens)
         return sequence
 
-    def _check_tokens(self, message: Open | Resume, lease: int) -> None:
-        """Refuses what the engine could not run, which would fail all requests of the step."""
-        vocab_size = self.engine.info.vocab_size
-        if max(message.tokens, default=0) >= vocab_size:
-            raise InvalidRequest(f"token id {max(message.tokens)}; this model's lie in [0, {vocab_size})")
-        if isinstance(message, Resume) and message.start + len(message.tokens) > lease:
-            raise InvalidRequest(f"{message.start + len(message.tokens)} tokens; KV is leased for {lease}")
-
     def _resume(self, peer: int, message: Resume, now_ns: int) -> None:
         sequence = self._peers[peer].sequences.get(message.request)
         if sequence is None or message.start > len(sequence.tokens):
             self._drop(peer, message.request)
             self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
             return
-        self._check_tokens(message, sequence.lease)
+        known = [*message.tokens, *(guess.token for guess in message.guesses)]
+        self._runner.check_tokens(known, message.start + len(known), sequence.lease)
         self._runner.leave(sequence)
         sequence.splice(message.start, message.tokens)
         self._arrive(sequence, message, now_ns)
@@ -331,6 +325,8 @@ class Subserver:
         if sequence is None or sequence.visit != message.visit or not sequence.following:
             return
         sequence.follow(message.start, message.guesses)
+        guesses = [guess.token for guess in sequence.guesses]
+        self._runner.check_tokens(guesses, len(sequence.tokens) + len(guesses), sequence.lease)
         if sequence.resident or sequence.take_leaders() or not sequence.guesses:
             return
         sequence.reuse()

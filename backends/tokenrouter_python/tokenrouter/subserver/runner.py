@@ -10,12 +10,12 @@ the subserver touches only those that are away.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
 from tokenrouter.engines.base import KvEngine
-from tokenrouter.errors import RouterError
+from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.messages import Outcome, ReportRow
 from tokenrouter.pulse import Pulse
 from tokenrouter.statistics import SubserverStatistics
@@ -73,6 +73,18 @@ class Runner(ABC, Generic[E_co]):
             RouterError: says why not, and what to do instead.
         """
         sequence.handle = self.engine.open(kv_tokens=kv_tokens, prompt_tokens=sequence.prompt_tokens)
+
+    def check_tokens(self, tokens: Sequence[int], end: int, lease: int) -> None:
+        """Refuses what the engine could not run, which would fail all requests of the step.
+
+        Raises:
+            InvalidRequest: a token is none of the model's, or the last one's position, `end`, lies behind the lease.
+        """
+        vocab_size = self.engine.info.vocab_size
+        if max(tokens, default=0) >= vocab_size:
+            raise InvalidRequest(f"token id {max(tokens)}; this model's lie in [0, {vocab_size})")
+        if end > lease:
+            raise InvalidRequest(f"{end} tokens; KV is leased for {lease}")
 
     def release(self, sequence: ModelSequence) -> None:
         """The request is over here, whether it is away or not."""
