@@ -14,6 +14,7 @@ from perf.emulated.deployment import EmulatedDeployment, Thresholds
 from perf.emulated.repository import VOCAB_SIZE, byte_tokenizer
 from perf.emulated.routing import routed
 from tokenrouter.repository import Repository
+from tokenrouter.speculation import Speculation
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import ModelProfile, load_profile
 
@@ -55,6 +56,15 @@ def test_every_policy_that_follows_a_profile_gets_what_it_needs(policy: str, tmp
     routers = [path.stem for path in tmp_path.rglob("*.safetensors")]
     assert routers == ([policy] if policy in ("citer", "collm", "r2r") else [])
     assert ("signals" in options(tmp_path, "small")) == (policy in ("citer", "collm", "r2r", "rstitch"))
+
+
+@pytest.mark.parametrize("policy", ["markov", "r2r"])
+def test_agreement_is_the_large_models_and_speculation_the_entrys(policy: str, tmp_path: Path) -> None:
+    profile = routed(R2R, policy)
+    EmulatedDeployment(profile, policy, 4, agreement=0.7, speculation=Speculation(6, 0.25)).write(tmp_path)
+    agreements = [options(tmp_path, name)["signals"]["agreement"] for name in ("small", "large")]
+    assert agreements == [1.0, 0.7]
+    assert parameter(tmp_path, "tokenrouter", "speculation") == {"depth": 6, "least_agreement": 0.25}
 
 
 def test_a_policy_that_cannot_route_like_the_profile_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from perf.emulated.routing import policy_params, routed
 from perf.emulated.signals import ROUTED_BY_SIGNALS
-from perf.traces.trace import Trace, from_routing, moves, read_traces, traced, write_traces
+from perf.traces.trace import Trace, agreement, from_routing, moves, read_traces, traced, write_traces
 from tests.unit.cluster import Cluster, request, spec
 from tests.unit.policy_harness import make
 from tests.unit.test_emulated_signals import responses, router_policy
@@ -156,3 +156,11 @@ def test_rates_come_from_the_profile_if_none_are_given() -> None:
 def test_what_cannot_be_routed_is_refused(profile: Profile, policy: str, rates: dict[str, float], named: str) -> None:
     with pytest.raises(ProfileError, match=named):
         routed(profile, policy, **rates)
+
+
+def test_a_trace_knows_how_often_the_large_model_agreed() -> None:
+    routing = {"runs": [{"model": "small", "start": 0, "end": 2}], "policy": "r2r", "handoffs": 6}
+    traces = [from_routing({**routing, "discards": 3, "agreed": 1}), from_routing(routing)]
+    assert (traces[0].discards, traces[0].agreed) == (3, 1)
+    assert agreement(traces) == pytest.approx(1 / 3)
+    assert agreement(traces[1:]) is None
