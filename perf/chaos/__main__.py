@@ -68,9 +68,12 @@ def main(
 ) -> None:
     known = Known.of(model_repository)
     with LateProgress() as progress, Service(model_repository) as service:
-        outcome = chaos(service, known, seconds=60 * minutes, in_flight=inflight, seed=seed, report=progress)
-    if log:
-        log.write_text(service.log_text())
+        try:
+            outcome = chaos(service, known, seconds=60 * minutes, in_flight=inflight, seed=seed, report=progress)
+        finally:
+            service.stop()
+            if log:
+                log.write_text(service.log_text())
     if csv_path:
         write_rows(csv_path, _rows(outcome))
     if image:

@@ -101,7 +101,16 @@ class Outcome:
         found += [
             f"{event.kind}: no right answer followed" for event in self.events if _hits(event) and not event.recovery_s
         ]
+        found += self._died_by_themselves()
         return [*found, *self.leaks, *([f"the launcher's exit code is {self.exit_code}"] if self.exit_code else [])]
+
+    def _died_by_themselves(self) -> list[str]:
+        killed = counted(event.kind for event in self.events)
+        return [
+            f"{name} was brought back {times} times and killed {killed.get(f'kill {name}', 0)} times"
+            for name, times in self.restarts.items()
+            if times > killed.get(f"kill {name}", 0)
+        ]
 
     def slow(self) -> list[str]:
         """Bounds on time, and flat memory."""

@@ -28,6 +28,7 @@ _PROMPT = "Start 1: +1 ="
 _PROMPTS = 8
 _PROBE_S = 5.0
 _GIVE_UP_S = 180.0
+_LOOK_S = 0.02
 _PAUSE_S = (1.0, 4.0)
 _WARM_UP = 0.2
 
@@ -89,10 +90,13 @@ def _happen(service: Service, known: Known, outcome: Outcome, prober: Prober, se
 
 
 def _event(kind: str, service: Service, known: Known, prober: Prober, draw: random.Random) -> Event:
+    waited_s = time.perf_counter()
+    while not service.ready() and time.perf_counter() < waited_s + _GIVE_UP_S:
+        time.sleep(_LOOK_S)  # something else died; who brings it back counts it
     began_s = time.perf_counter()
     try:
         failures = EVENTS[kind](service, draw)
-    except OSError as exc:  # an operator's call that was refused
+    except (OSError, KeyError) as exc:  # an operator's call that was refused, or a process that is away
         failures = [f"{type(exc).__name__}: {exc}"]
     ended_s = time.perf_counter()
     _, _, hit = kind.partition(" ")
@@ -112,7 +116,7 @@ def _recovery(service: Service, known: Known, hit: str, began_s: float) -> float
                 answered = time.perf_counter() - began_s
         elif service.ready():
             return answered
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
     return None
 
 

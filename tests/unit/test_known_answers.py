@@ -157,6 +157,12 @@ def test_what_does_not_come_back_is_broken_and_what_comes_late_is_over_its_bound
     assert outcome(recovery_s=20.0).slow() == ["kill tokenrouter: back after 20.0 s, more than 15 s"]
 
 
+def test_a_process_that_died_more_often_than_it_was_killed_is_told() -> None:
+    found = outcome()
+    found.restarts = {"tokenrouter": 1, "small": 1}
+    assert found.broken() == ["small was brought back 1 times and killed 0 times"]
+
+
 def test_facts_and_figure_of_a_run(tmp_path: Path) -> None:
     found = outcome(attempt(9.0, 10.2))
     found.judged.moments = [1.0, 2.0, 30.0]
