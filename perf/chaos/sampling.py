@@ -9,7 +9,7 @@ from contextlib import suppress
 import psutil
 
 from perf.chaos.service import Service
-from perf.load.soak.memory import Sample, look
+from perf.load.soak.memory import MEASURES, Sample, look
 
 _INTERVAL_S = 2.0
 _SLACK_FILES = 4
@@ -55,4 +55,6 @@ class Sampler:
         while not self._stopping.wait(_INTERVAL_S):
             for name, pid in self._service.processes().items():
                 with suppress(OSError, psutil.Error, KeyError):
-                    self.samples.append(Sample(time.monotonic() - self._began_s, name, look(pid)))
+                    values = look(pid)
+                    if values.keys() >= set(MEASURES):  # one that is just ending has no memory any more
+                        self.samples.append(Sample(time.monotonic() - self._began_s, name, values))
