@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,25 @@ def test_work_that_does_not_end_is_told() -> None:
     pulse = Pulse()
     with watched(pulse, 0.1) as hangs, pulse.working():
         assert hangs.wait(PATIENCE_S)
+
+
+HOLDS_THE_INTERPRETER = """
+import ctypes, threading
+from tokenrouter.pulse import Pulse, Watchdog
+from tokenrouter.triton import process
+Watchdog(Pulse(), 0.2, lambda: None, lambda: process.leave_unless_called_again(1.0))
+threading.Event().wait(3)
+print("alive", flush=True)
+ctypes.PyDLL(None).pause()
+"""
+
+
+def test_a_process_whose_interpreter_is_held_for_ever_ends_and_one_that_waits_does_not() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOLDS_THE_INTERPRETER], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "alive\n")
+    assert 'File "<string>", line 8 in <module>' in done.stderr  # where it hung
 
 
 def test_sleep_steps_and_many_turns_are_not() -> None:

@@ -60,12 +60,16 @@ class Watchdog:
         pulse: of the loop.
         patience_s: how long one piece of work may take.
         hangs: what to do.
+        looked: called after every look.
     """
 
-    def __init__(self, pulse: Pulse, patience_s: float, hangs: Callable[[], None]) -> None:
+    def __init__(
+        self, pulse: Pulse, patience_s: float, hangs: Callable[[], None], looked: Callable[[], None] = lambda: None
+    ) -> None:
         self._pulse = pulse
         self._period_s = patience_s / _LOOKS
         self._hangs = hangs
+        self._looked = looked
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
@@ -83,3 +87,4 @@ class Watchdog:
             if looks >= _LOOKS:
                 self._hangs()
                 return
+            self._looked()

@@ -43,6 +43,20 @@ def dump_stacks_on_request() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
+def leave_unless_called_again(within_s: float) -> None:
+    """Ends this process, with all stacks in the log, unless this is called again in time.
+
+    faulthandler's timer needs no interpreter. A call of Triton's stub may hold that for ever, such as one of a metric
+    whose server has died, and then no thread of ours could end anything.
+    """
+    faulthandler.dump_traceback_later(within_s, exit=True)
+
+
+def may_be_silent() -> None:
+    """Takes back `leave_unless_called_again`."""
+    faulthandler.cancel_dump_traceback_later()
+
+
 def leave() -> NoReturn:
     """Ends this process at once, and the worker processes of its engine: nobody would end them."""
     with contextlib.suppress(psutil.Error):

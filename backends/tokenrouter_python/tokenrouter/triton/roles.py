@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +37,8 @@ _EXIT_TIMEOUT_S = "30"
 # How long a loop may work on one thing, steps of an engine excepted, before its process is taken for hung and ended.
 HANG_TIMEOUT_VARIABLE = "TOKENROUTER_HANG_TIMEOUT_S"
 _HANG_TIMEOUT_S = "30"
+# A process in which no thread of Python's runs for so many of them is ended too; less would end one that was stopped.
+_SILENCES = 4
 # How long Triton may take to accept the last answers of a process that ends itself.
 _ANSWER_S = 5.0
 _DRAIN_CHECK_S = 0.05
@@ -162,11 +165,13 @@ class _Watched:
         why = f"a loop of {name} has worked on one thing for {patience_s:g} s"
         self._threads: list[DeadlineWatch | Watchdog] = [DeadlineWatch(runtime_dir(), frontend.stop_at)]
         if patience_s:
-            self._threads += [Watchdog(pulse, patience_s, lambda: process.abandon(why)) for pulse in pulses]
+            alive = partial(process.leave_unless_called_again, _SILENCES * patience_s)
+            self._threads += [Watchdog(pulse, patience_s, lambda: process.abandon(why), alive) for pulse in pulses]
 
     def stop(self) -> None:
         for thread in self._threads:
             thread.stop()
+        process.may_be_silent()
 
 
 def _predecessor_s() -> float:
