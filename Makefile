@@ -52,7 +52,7 @@ $(SMOLLM2)/.built: requirements/smollm2.lock configs/smollm2.yaml $(wildcard con
 	@touch $@
 
 tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
-	$(BIN)/python -m tools.tune --repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
+	$(BIN)/python -m tools.tune --model-repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
 
 load: venv ## Load tests with locust beside a demo server of their own (about three minutes)
 	$(BIN)/python -m perf.load.beside_server -- perf/load/locust.sh

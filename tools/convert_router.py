@@ -1,4 +1,4 @@
-"""Command line: ``python -m tools.convert_router --from r2r CHECKPOINT --out router.safetensors``.
+"""Command line: ``python -m tools.convert_router --from r2r CHECKPOINT --output router.safetensors``.
 
 Converts a trained router from its source's format to ours. The checkpoint is checked against its architecture first; a
 pickled file is read without executing anything in it.
@@ -12,6 +12,7 @@ import typer
 
 from tokenrouter.policies.checkpoints import RouterFile, citer, collm, r2r, save_router
 from tools.errors import reported
+from tools.targets import target_file
 
 READERS = {
     "r2r": (r2r.read_official, r2r.build),
@@ -24,7 +25,7 @@ READERS = {
 def main(
     checkpoint: Annotated[Path, typer.Argument(exists=True, help="Official file, or folder (collm).")],
     source: Annotated[Literal["r2r", "citer", "collm"], typer.Option("--from", help="Whose format it is.")],
-    out: Annotated[Path, typer.Option(help="The file to write.")],
+    output: Annotated[Path, typer.Option(help="The file to write.", callback=target_file(".safetensors"))],
     threshold: Annotated[float | None, typer.Option(min=0, max=1, help="Stored instead of the file's own.")] = None,
     models: Annotated[str | None, typer.Option(help="What it was trained for, small first: NAME,NAME.")] = None,
     drop_embedding: Annotated[
@@ -33,8 +34,6 @@ def main(
     ] = False,
 ) -> None:
     """Convert a router's checkpoint to the safetensors format."""
-    if out.suffix != ".safetensors":
-        raise typer.BadParameter(f"--out must end in .safetensors, not {out.suffix or 'nothing'}")
     read, build = READERS[source]
     router = read(checkpoint)
     if drop_embedding:
@@ -44,11 +43,11 @@ def main(
     if models is not None:
         router = replace(router, models=tuple(name.strip() for name in models.split(",")))
     build(router)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_router(router, out)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_router(router, output)
     parameters = sum(tensor.numel() for tensor in router.tensors.values())
     stored = "none" if router.threshold is None else f"{router.threshold:g}"
-    typer.echo(f"{out}: {router.kind} router, {parameters:,} values, threshold {stored}")
+    typer.echo(f"{output}: {router.kind} router, {parameters:,} values, threshold {stored}")
 
 
 def _without_embedding(router: RouterFile) -> RouterFile:

@@ -21,13 +21,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tokenrouter.config import EntryConfig
+from tokenrouter.errors import InvalidRequest
 from tokenrouter.offline import TokenRouter
+from tokenrouter.policies import parse_params, policy_class
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import Problem, check, load_problems
-from tools.errors import reported
+from tools.errors import CommandError, reported
 from tools.load import PROMPTS, ClosedLoop, request_bytes
 from tools.progress import LateProgress
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 _NEXT_KEY = re.compile(r",(?=\w+=)")
 DEFAULT_POLICIES = ("rstitch:threshold=0.02", "rstitch:threshold=0.05", "rstitch:threshold=0.1", "random:p=0.3")
@@ -75,6 +79,21 @@ def parse_setting(text: str) -> Setting:
     return Setting(text, policy, {key: _value(value) for key, value in params.items()})
 
 
+def check_setting(setting: Setting, entry: EntryConfig) -> None:
+    """Whether the entry model would take this policy with these parameters, before anything runs.
+
+    Raises:
+        CommandError: unknown policy, or unknown or unfit parameters.
+    """
+    known = entry.selectable | {entry.policy.name}
+    if setting.policy not in known:
+        raise CommandError(f"--policy {setting.label}: no such policy here; there are {', '.join(sorted(known))}")
+    try:
+        parse_params(policy_class(setting.policy), json.dumps(setting.params))
+    except InvalidRequest as exc:
+        raise CommandError(f"--policy {setting.label}: {exc}") from exc
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
@@ -105,8 +124,8 @@ def offline_generator(router: TokenRouter, max_tokens: int) -> Generate:
     return generate
 
 
-def server_generator(url: str, model: str, max_tokens: int, concurrency: int) -> Generate:
-    """Through a running server, `concurrency` requests at a time; the time per answer is a request's latency."""
+def server_generator(url: str, model: str, max_tokens: int, inflight: int) -> Generate:
+    """Through a running server, `inflight` requests at a time; the time per answer is a request's latency."""
 
     def generate(problems: Sequence[Problem], setting: Setting, progress: Callable[[int], None]) -> list[Answer]:
         policy: dict[str, Any] = {"policy": setting.policy, "policy_params": json.dumps(setting.params)}
@@ -120,7 +139,7 @@ def server_generator(url: str, model: str, max_tokens: int, concurrency: int) ->
 
         texts, ended_s = [""] * len(problems), [0.0] * len(problems)
         totals: list[dict[str, Any]] = [{}] * len(problems)  # of the newest message; the last one has those of all
-        with ClosedLoop(url, request, concurrency, keep=True) as loop:
+        with ClosedLoop(url, request, inflight, keep=True) as loop:
             for _ in loop.ticks():
                 progress(loop.finished)
                 if loop.over:
@@ -169,6 +188,7 @@ def evaluate(problems: Sequence[Problem], settings: Sequence[Setting], generate:
 
 
 def write_csv(points: Sequence[Point], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in fields(Point)])
         writer.writeheader()
@@ -199,6 +219,7 @@ def plot(points: Sequence[Point], path: Path) -> None:
     axes[0].set(xlabel="share of tokens by the large model", ylabel="exact-answer accuracy")
     axes[1].set(xlabel="time per answer (s)")
     axes[0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
@@ -221,22 +242,29 @@ def main(
     policy: Annotated[list[str] | None, typer.Option(help="policy or policy:key=value,...; may be repeated.")] = None,
     problems: Annotated[Path, typer.Option(help="JSON lines with prompt and answer.")] = PROMPTS,
     count: Annotated[int | None, typer.Option(help="Only the first so many problems.")] = None,
-    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
     entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
     url: Annotated[str | None, typer.Option(help="Triton's gRPC endpoint; default: the offline engine.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Requests at a time (server only).")] = 8,
+    inflight: Annotated[int, typer.Option(min=1, help="With --url: requests at a time.")] = 8,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 160,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Where to write the points.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Where to draw them (PNG).")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Where to write the points.", callback=target_file())
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", help="Where to draw them.", callback=target_file(*IMAGE_SUFFIXES))
+    ] = None,
 ) -> None:
     """Accuracy and cost of small only, large only and the given policies on a problem set."""
     chosen = load_problems(problems)[:count]
-    models = Repository(repository).entry(entry).models
+    config = Repository(model_repository).entry(entry)
+    models = config.models
     settings = [*end_points(models), *map(parse_setting, policy or DEFAULT_POLICIES)]
+    for setting in settings:
+        check_setting(setting, config)
     if url is not None:
-        points = evaluate(chosen, settings, server_generator(url, entry, max_tokens, concurrency), models[0])
+        points = evaluate(chosen, settings, server_generator(url, entry, max_tokens, inflight), models[0])
     else:
-        with TokenRouter.from_repository(repository, entry=entry) as router:
+        with TokenRouter.from_repository(model_repository, entry=entry) as router:
             points = evaluate(chosen, settings, offline_generator(router, max_tokens), models[0])
     print_table(points)
     if csv_file is not None:

@@ -194,7 +194,7 @@ class ClosedLoop:
     """
 
     def __init__(self, url: str, request: Callable[[int], bytes | None], in_flight: int, *, keep: bool = False) -> None:
-        self._request, self._in_flight = request, in_flight
+        self._url, self._request, self._in_flight = url, request, in_flight
         self._lock = threading.Lock()
         self._stopped = self._exhausted = False
         self.sent_s: list[float] = []
@@ -244,10 +244,10 @@ class ClosedLoop:
         """Raises LoadError if the server failed a request, the connection broke, or requests hang."""
         if self._stream.arrivals.errors:
             first, _, _ = self._stream.arrivals.errors[0].strip().partition("\n")
-            raise LoadError(f"load: {first}")
+            raise LoadError(f"load on {self._url}: {first}")
         latest_s = max([*self.sent_s[-1:], *self._stream.arrivals.times[-1:]], default=0.0)
         if self.running and time.perf_counter() - latest_s > HANG_S:
-            raise LoadError(f"load: {self.running} requests hang: nothing came of them for {HANG_S:g} s")
+            raise LoadError(f"load on {self._url}: {self.running} requests hang: nothing came of them for {HANG_S:g} s")
 
     def ticks(self) -> Iterator[float]:
         """Seconds since the start, about twenty times a second, with a `check` each."""

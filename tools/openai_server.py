@@ -46,7 +46,7 @@ class OpenAiServer:
         self._command = [
             *(sys.executable, "-m", "tokenrouter.openai_api"),
             *("--model-repository", str(repository), "--entry", entry),
-            *("--grpc-url", triton.grpc_url, "--metrics-url", triton.metrics_url),
+            *("--url", triton.grpc_url, "--metrics-url", triton.metrics_url),
             *("--host", host, "--port", str(self.port), *arguments),
         ]
         self._process: subprocess.Popen[bytes] | None = None

@@ -30,6 +30,7 @@ from perf.compare.results import Results
 from perf.compare.settings import Engine, setting_of
 from perf.rows import markdown_of, show, table
 from tools.build_repository.build import built_deployment, write_repository
+from tools.targets import target_file
 
 QWEN3_VOCABULARY = 151_936
 _IN_FLIGHT = [4, 16]
@@ -97,7 +98,9 @@ def main(
     inflight: InFlight = _IN_FLIGHT,
     scale: Scale = 64,
     seconds: Seconds = 4.0,
-    csv: Annotated[Path | None, typer.Option(help="Default: perf/results/ablation_ENGINE.csv.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Default: perf/results/ablation_ENGINE.csv.", callback=target_file())
+    ] = None,
     as_markdown: AsMarkdown = False,
     only_report: OnlyReport = False,
 ) -> None:

@@ -27,6 +27,7 @@ from perf.compare.thresholds import Tuning
 from perf.compare.workloads import load_reference
 from perf.rows import show, write_rows
 from tools.errors import CommandError
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
@@ -51,13 +52,18 @@ def main(
     seconds: Seconds = 3.0,
     warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds before it.")] = 1.0,
     machine: Annotated[str, typer.Option(help="What else it did meanwhile; a column of the file.")] = "quiet",
-    csv: Annotated[Path | None, typer.Option(help="Default: perf/results/comparison_ENGINE.csv.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Default: perf/results/comparison_ENGINE.csv.", callback=target_file())
+    ] = None,
     only_report: OnlyReport = False,
     only_ideal: Annotated[
         bool, typer.Option("--ideal", help="Measure nothing; exact throughput without overhead.")
     ] = False,
     as_markdown: AsMarkdown = False,
-    plot: Annotated[Path | None, typer.Option(help="Default: docs/images/comparison_ENGINE.png.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Default: docs/images/comparison_ENGINE.png.", callback=target_file(*IMAGE_SUFFIXES)),
+    ] = None,
 ) -> None:
     if only_ideal:
         reference = load_reference()

@@ -80,7 +80,7 @@ class DemoSetting:
                 path,
                 seconds=_PROFILE_S,
                 load=True,
-                grpc=server.grpc_url,
+                url=server.grpc_url,
                 inflight=self._most,
                 max_tokens=_MAX_TOKENS,
             )

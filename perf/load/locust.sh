@@ -23,7 +23,7 @@ one() { # user class, options ...
     shift
     echo "locust: $user $*"
     "$LOCUST" -f perf/load/locustfile.py --headless --only-summary --run-time "${SECONDS_EACH}s" --stop-timeout 30s \
-        --grpc-url "$URL" --http-url "$HTTP_URL" --summary "$log.csv" "$@" "$user" > "$log" 2>&1 ||
+        --url "$URL" --http-url "$HTTP_URL" --summary "$log.csv" "$@" "$user" > "$log" 2>&1 ||
         { cat "$log" >&2; exit 1; }
     sed -n '/┌/,/└/p' "$log"
 }

@@ -46,7 +46,7 @@ _cpu_s = 0.0
 def options(parser: Any) -> None:
     parser.set_defaults(run_time="60s", stop_timeout="30s")
     group = parser.add_argument_group("TokenRouter")
-    group.add_argument("--grpc-url", default="127.0.0.1:8001", help="Triton's gRPC endpoint")
+    group.add_argument("--url", default="127.0.0.1:8001", help="Triton's gRPC endpoint")
     group.add_argument("--http-url", default="127.0.0.1:8000", help="Triton's HTTP endpoint")
     group.add_argument("--model", default="tokenrouter", help="the entry model, or a subserver")
     group.add_argument("--prompts", type=Path, default=PROMPTS, help='JSON lines, each {"prompt": "..."}')
@@ -162,7 +162,7 @@ class GrpcStreamUser(_StreamingUser):
 
     def on_start(self) -> None:
         super().on_start()
-        self._channel = open_channel(self.chosen.grpc_url)
+        self._channel = open_channel(self.chosen.url)
 
     def on_stop(self) -> None:
         super().on_stop()

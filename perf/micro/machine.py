@@ -16,6 +16,7 @@ import psutil
 import typer
 
 from perf.command import run
+from tools.targets import target_file
 
 PACKAGES = ("nvidia-pytriton", "torch", "transformers", "numpy", "tritonclient", "grpcio", "locust")
 
@@ -70,7 +71,9 @@ def _output(*command: str) -> str:
         return ""
 
 
-def main(output: Annotated[Path | None, typer.Option(help="Also write this file.")] = None) -> None:
+def main(
+    output: Annotated[Path | None, typer.Option(help="Also write this file.", callback=target_file())] = None,
+) -> None:
     text = "".join(f"{name + ':':17}{value}\n" for name, value in facts().items())
     print(text, end="")
     if output is not None:

@@ -111,12 +111,14 @@ def measure(repository: Path, batches: Sequence[int], steps: int) -> Iterator[di
 
 
 def main(
-    repository: Annotated[Path, typer.Option(help="Model repository of the demo pair.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Model repository of the demo pair.")] = Path(
+        "model_repository"
+    ),
     batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = BATCHES,
     steps: Annotated[int, typer.Option(min=8, help="Tokens decoded by each sequence.")] = 60,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    rows = list(measure(repository, batch, steps))
+    rows = list(measure(model_repository, batch, steps))
     report(rows, table(shown(row, _SHOWN) for row in rows), as_json=as_json)
 
 

@@ -21,6 +21,7 @@ from perf.rows import Columns, report, shown, table
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.engines.emulated.signals import SignalsConfig
+from tools.targets import target_file
 
 STEP_MS = [0.5, 1.0, 6.0, 27.9]
 BATCHES = [1, 16]
@@ -58,7 +59,9 @@ def main(
     step_ms: Annotated[list[float], typer.Option(help="Step times.")] = STEP_MS,
     batch: Annotated[list[int], typer.Option(help="Batch sizes.")] = BATCHES,
     seconds: Annotated[float, typer.Option(help="Per step time and batch size.")] = 3.0,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Also write this file.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Also write this file.", callback=target_file())
+    ] = None,
 ) -> None:
     torch.set_num_threads(1)  # as where an emulated engine is served
     rows = []

@@ -28,6 +28,7 @@ from perf.rows import Row, markdown_of, rows_so_far, show, table
 from perf.serving.run import Plan
 from tools.errors import CommandError
 from tools.progress import LateProgress
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 RESULTS = Path("perf/results/paper.csv")
 PLOT = Path("docs/images/paper_figure10.png")
@@ -66,9 +67,16 @@ def main(
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="Measure nothing.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    csv: Annotated[Path | None, typer.Option(help=f"The file; default: {RESULTS}, none with --quick.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help=f"The file; default: {RESULTS}, none with --quick.", callback=target_file())
+    ] = None,
     image: Annotated[
-        Path | None, typer.Option("--plot", help=f"Image of Figure 10; default: {PLOT}, none with --quick.")
+        Path | None,
+        typer.Option(
+            "--plot",
+            help=f"Image of Figure 10; default: {PLOT}, none with --quick.",
+            callback=target_file(*IMAGE_SUFFIXES),
+        ),
     ] = None,
 ) -> None:
     names = only or list(SECTIONS)

@@ -32,6 +32,7 @@ from perf.serving.study import Study
 from perf.traces.trace import read_traces, scripts, traced
 from tools.dtmc.profile import load_profile
 from tools.progress import LateProgress
+from tools.targets import target_file
 
 IN_FLIGHT = [1, 2, 4, 8, 16]
 SETTINGS = ["eager", "best"]
@@ -55,7 +56,7 @@ def main(
     simulate: Annotated[bool, typer.Option("--simulate", help="Add the simulator's throughput.")] = False,
     seed: Annotated[int, typer.Option(help="Of the responses.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write this file.", callback=target_file())] = None,
 ) -> None:
     loaded, plan = load_profile(profile), Plan(warm_up, seconds, repeats, seed)
     if trace is None:

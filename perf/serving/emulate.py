@@ -16,11 +16,12 @@ from perf.emulated.routing import FOLLOWING
 from tokenrouter.speculation import Speculation
 from tools.dtmc.profile import load_profile
 from tools.errors import CommandError
+from tools.targets import target_folder
 
 
 def main(
     profile: Annotated[Path, typer.Option(help="Step times and routing (YAML).")],
-    output: Annotated[Path, typer.Option(help="Folder of the model repository.")],
+    output: Annotated[Path, typer.Option(help="Folder of the model repository.", callback=target_folder())],
     inflight: Annotated[int, typer.Option(min=1, help="Most requests that run at once.")] = 64,
     policy: Annotated[str, typer.Option(help=f"One of {', '.join(FOLLOWING)}.")] = "markov",
     agreement: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Share of tokens that agree.")] = None,

@@ -12,6 +12,7 @@ from perf.command import run
 from perf.figure import drawn
 from perf.rows import Row, read_rows
 from perf.serving.tables import against_the_model, efficiency
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 _SERIES = (
     ("tokens_per_second", "o", "measured"),
@@ -44,13 +45,13 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 def main(
     results: Annotated[list[Path], typer.Option("--csv", help="What perf.serving --csv wrote; may be repeated.")],
-    out: Annotated[Path | None, typer.Option(help="Image to write.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Image to write.", callback=target_file(*IMAGE_SUFFIXES))] = None,
     share: Annotated[bool, typer.Option("--efficiency", help="The table of efficiency and CPU time instead.")] = False,
 ) -> None:
     rows = read_rows(*results)
     print(efficiency(rows) if share else against_the_model(rows))
-    if out is not None:
-        plot(rows, out)
+    if output is not None:
+        plot(rows, output)
 
 
 if __name__ == "__main__":

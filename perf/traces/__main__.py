@@ -3,7 +3,7 @@
 Runs problems of the demo set through the offline engine with a policy and writes one trace per response, see
 `perf.traces.trace`. Example:
 
-    python -m perf.traces --policy r2r --out r2r.jsonl
+    python -m perf.traces --policy r2r --output r2r.jsonl
     python -m perf.serving --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --trace r2r.jsonl --inflight 4
 """
 
@@ -21,6 +21,7 @@ from tokenrouter.offline import TokenRouter
 from tokenrouter.request import RequestFields
 from tools.demo_models.task import load_problems
 from tools.evaluate import parse_setting
+from tools.targets import target_file
 
 
 def record(
@@ -56,23 +57,23 @@ def summary(traces: list[Trace], first: str) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where to (JSON lines).")],
+    output: Annotated[Path, typer.Option(help="Where to (JSON lines).", callback=target_file())],
     policy: Annotated[str, typer.Option(help="policy or policy:key=value,...")] = "r2r",
     problems: Annotated[Path, typer.Option(help="JSON lines with prompt and answer.")] = Path(
         "configs/demo/problems.jsonl"
     ),
     count: Annotated[int, typer.Option(help="Only the first so many problems.")] = 32,
-    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
     entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
     max_tokens: Annotated[int, typer.Option(help="Most tokens of a response.")] = 160,
 ) -> None:
     setting = parse_setting(policy)
     prompts = [problem.prompt for problem in load_problems(problems)[:count]]
-    with TokenRouter.from_repository(repository, entry=entry) as router:
+    with TokenRouter.from_repository(model_repository, entry=entry) as router:
         traces = record(router, prompts, setting.policy, setting.params, max_tokens)
         first = router.models[0]
-    write_traces(traces, out)
-    print(f"{out}: {len(traces)} responses, {summary(traces, first)}")
+    write_traces(traces, output)
+    print(f"{output}: {len(traces)} responses, {summary(traces, first)}")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def test_names_of_a_resident_engine_are_told_and_break_nothing(monkeypatch: pyte
 def test_everything_at_once_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With worker processes, as on a GPU."""
     monkeypatch.delenv("TLLM_WORKER_USE_SINGLE_PROCESS")
-    code, output = run(*SMALL, *LARGE, *UNUSED, "--report", str(tmp_path / "found.json"))
+    code, output = run(*SMALL, *LARGE, *UNUSED, "--output", str(tmp_path / "found.json"))
     assert code == 0, output
     report = json.loads((tmp_path / "found.json").read_text())
     assert report["version"] == facts.VERSION
@@ -190,11 +190,13 @@ def test_everything_at_once_in_one_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_report_is_markdown_too(tmp_path: Path) -> None:
-    assert run("--report", str(tmp_path / "found.md"))[0] == 0
+    assert run("--output", str(tmp_path / "found.md"))[0] == 0
     text = (tmp_path / "found.md").read_text()
     assert text.startswith(f"# TensorRT-LLM {facts.VERSION} beside")
     assert "| workers_named | that what Open MPI spawns" in text
-    assert run("--report", str(tmp_path / "found.txt"))[0] == run("--report", str(tmp_path / "no" / "a.md"))[0] == 2
+    assert (
+        run("--output", str(tmp_path / "found.txt"))[0] == run("--output", str(tmp_path / "found.md" / "a.md"))[0] == 2
+    )
 
 
 @pytest.mark.pins("reuse", "generated_stored", "equal_progress")

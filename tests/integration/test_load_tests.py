@@ -31,7 +31,7 @@ def locust(grpc_url: str, http_url: str, summary: Path, *options: str) -> Iterat
     command = [
         *(sys.executable, "-m", "locust", "-f", str(REPOSITORY_ROOT / "perf" / "load" / "locustfile.py"), "--headless"),
         *("--run-time", "60s", "--stop-timeout", "20s", "--summary", str(summary)),
-        *("--grpc-url", grpc_url, "--http-url", http_url.removeprefix("http://"), *options),
+        *("--url", grpc_url, "--http-url", http_url.removeprefix("http://"), *options),
     ]
     process = subprocess.Popen(
         command, cwd=REPOSITORY_ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -113,6 +113,16 @@ def test_echo_stop_and_log_probabilities(client: OpenAI) -> None:
     assert all(value <= 0 for value in choice.logprobs.token_logprobs if value is not None)
 
 
+def test_a_response_that_no_token_ends(client: OpenAI) -> None:
+    fields: dict[str, Any] = {"model": "small", "prompt": "ab", "max_tokens": 12, "temperature": 0}
+    assert client.completions.create(**fields).choices[0].finish_reason == "stop"
+    on = client.completions.create(**fields, extra_body={"ignore_eos": True})
+    assert (on.choices[0].finish_reason, on.usage and on.usage.completion_tokens) == ("length", 12)
+    least = client.completions.create(**fields, extra_body={"min_tokens": 9})
+    assert least.usage is not None
+    assert 9 <= least.usage.completion_tokens <= 12
+
+
 def test_a_chat(client: OpenAI) -> None:
     fields: dict[str, Any] = {"model": "tokenrouter", "messages": MESSAGES, "temperature": 0}
     done = client.chat.completions.create(**fields, logprobs=True)

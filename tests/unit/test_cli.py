@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.commands import run
 from tests.support.repositories import emulated_spec, write_emulated
+from tokenrouter import __version__
 from tokenrouter.cli import app
 
 
@@ -36,3 +37,8 @@ def test_bad_input_is_one_line_and_exit_code_2(repository: Path, tmp_path: Path)
         assert result.exit_code == 2
         assert result.stdout == ""
         assert result.stderr.startswith("error: ")
+
+
+def test_version() -> None:
+    result = run(app, "--version")
+    assert (result.exit_code, result.stdout) == (0, f"tokenrouter {__version__}\n")

@@ -68,7 +68,7 @@ def test_sweep_adds_the_simulator_s_throughput_when_asked(tmp_path: Path) -> Non
 def test_apply_checks_writes_and_then_is_up_to_date(tmp_path: Path) -> None:
     write_repository(emulated_spec(), tmp_path)
     text = (tmp_path / "large" / "config.pbtxt").read_text()
-    options = ["--repository", str(tmp_path), "--inflight", "4"]
+    options = ["--model-repository", str(tmp_path), "--inflight", "4"]
     before = run("apply", *options, "--check")
     assert before.exit_code == 1
     assert "+  preferred_batch_size: [ 3 ]" in before.stdout
@@ -92,7 +92,7 @@ def test_apply_checks_writes_and_then_is_up_to_date(tmp_path: Path) -> None:
         ("search", ["--inflight", "4", "--max-mean-tpot-ms", "19"], "lower --inflight"),
         ("sweep", ["--inflight", "2", "--plot", "/nowhere/a.png"], "--plot /nowhere/a.png"),
         ("sweep", ["--inflight", "2", "--plot", "a.what"], "--plot a.what"),
-        ("apply", ["--inflight", "2", "--repository", "/nowhere"], "/nowhere/built_deployment.yaml is missing"),
+        ("apply", ["--inflight", "2", "--model-repository", "/nowhere"], "/nowhere/built_deployment.yaml is missing"),
     ],
 )
 def test_errors_name_the_remedy_and_exit_with_2(command: str, options: list[str], message: str) -> None:

@@ -33,6 +33,7 @@ TEXT = {"model": "m", "prompt": "hi"}
         (ChatCompletionRequest, CHAT, "tools", [{"type": "function"}]),
         (ChatCompletionRequest, CHAT, "functions", [{}]),
         (ChatCompletionRequest, CHAT, "response_format", {"type": "json_object"}),
+        (ChatCompletionRequest, CHAT, "top_logprobs", 0),
         (ChatCompletionRequest, CHAT, "top_logprobs", 1),
         (ChatCompletionRequest, {**CHAT, "logprobs": True}, "top_logprobs", 1),
     ],
@@ -55,6 +56,8 @@ def test_what_is_not_offered_is_refused_by_name(
         ("top_p", 1.1),
         ("presence_penalty", -2.5),
         ("max_tokens", 0),
+        ("min_tokens", -1),
+        ("ignore_eos", 123),
     ],
 )
 def test_values_out_of_range_are_invalid(field: str, value: float) -> None:

@@ -311,7 +311,7 @@ def test_converted_r2r_decides_alike(tmp_path, drop):
         tmp_path / "r_all.pt",
         "--from",
         "r2r",
-        "--out",
+        "--output",
         out,
         "--models",
         "a, b",
@@ -333,23 +333,23 @@ def test_converted_r2r_decides_alike(tmp_path, drop):
 def test_converted_citer_and_collm_decide_alike(tmp_path):
     torch.save(citer_state(), tmp_path / "c.pth")
     out = tmp_path / "c.safetensors"
-    assert convert(tmp_path / "c.pth", "--from", "citer", "--out", out, "--threshold", "0.98").exit_code == 0
+    assert convert(tmp_path / "c.pth", "--from", "citer", "--output", out, "--threshold", "0.98").exit_code == 0
     network = citer.load_citer(out)
     assert network.threshold == 0.98
     assert network.score(torch.tensor([[1.0, 2.0]])).tolist() == pytest.approx([0.985936], abs=1e-6)
     folder = model_folder(tmp_path / "small")
-    assert convert(folder, "--from", "collm", "--out", tmp_path / "g.safetensors").exit_code == 0
+    assert convert(folder, "--from", "collm", "--output", tmp_path / "g.safetensors").exit_code == 0
     assert collm.load_deferral(tmp_path / "g.safetensors").weight.tolist() == [15.0, 16.0, 17.0]
 
 
 def test_converter_refuses_what_is_no_checkpoint_and_writes_nothing(tmp_path):
     torch.save({"state_dict": {"x": torch.zeros(1)}, "model_type": BOLD}, tmp_path / "r.pt")
     out = tmp_path / "r.safetensors"
-    result = convert(tmp_path / "r.pt", "--from", "r2r", "--out", out)
+    result = convert(tmp_path / "r.pt", "--from", "r2r", "--output", out)
     assert result.exit_code == 2
     assert "is missing" in result.stderr
     assert not out.exists()
-    assert convert(tmp_path / "r.pt", "--from", "r2r", "--out", tmp_path / "r.pt").exit_code == 2
+    assert convert(tmp_path / "r.pt", "--from", "r2r", "--output", tmp_path / "r.pt").exit_code == 2
 
 
 def test_policies_are_imported_and_built_without_torch():

@@ -166,7 +166,7 @@ def test_the_command_line_collects_and_trains(pair: Pair, tmp_path: Path) -> Non
     ).save(data)
     for kind in ("citer", "collm"):
         out = tmp_path / f"{kind}.safetensors"
-        assert "validation loss" in run(kind, "--data", data, "--out", out, "--epochs", 1)
+        assert "validation loss" in run(kind, "--data", data, "--output", out, "--epochs", 1)
         assert run("threshold", out, "--value", 0.25) == f"{out}: threshold 0.250000\n"
         assert load_router(out, kind).threshold == 0.25
 

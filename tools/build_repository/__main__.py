@@ -17,12 +17,13 @@ from tools.build_repository.kv_budget import deployment_budget, tables
 from tools.build_repository.spec import DeploymentSpec, load_spec
 from tools.build_repository.tuning import kept, undone
 from tools.errors import reported
+from tools.targets import target_folder
 
 
 @reported()
 def build(
     config: Annotated[Path, typer.Option(help="The deployment's YAML file.")],
-    output: Annotated[Path, typer.Option(help="Folder of the model repository.")],
+    output: Annotated[Path, typer.Option(help="Folder of the model repository.", callback=target_folder())],
     checkpoints: Annotated[
         Path | None,
         typer.Option(help="Folder of checkpoints and routers; overrides TOKENROUTER_CHECKPOINTS and the file's own."),
@@ -55,6 +56,24 @@ def build(
     if budget is not None:
         for table in tables(budget):
             Console().print(table)
+    if dry_run:
+        print(_summary(finished, output))
+
+
+def _summary(spec: DeploymentSpec, output: Path) -> str:
+    """What a dry run found."""
+    models = ", ".join(f"{name} ({model.engine})" for name, model in spec.models.items())
+    state = "would change" if _differs(spec, output) else "is up to date"
+    there = f"; {output} {state}" if (output / BUILT).is_file() else ""
+    files = len(repository_files(spec))
+    return (
+        f"dry run: all checks passed, nothing was written. {files} files, policy {spec.entry.policy}, {models}{there}"
+    )
+
+
+def _differs(spec: DeploymentSpec, output: Path) -> bool:
+    files = {output / relative: text for relative, text in repository_files(spec).items() if text}
+    return any(not path.is_file() or path.read_text("utf-8") != text for path, text in files.items())
 
 
 def _tuned(old: DeploymentSpec, new: DeploymentSpec, output: Path, keep: bool | None) -> DeploymentSpec:

@@ -2,7 +2,7 @@
 
 Compares the installed package with the tables of facts, by inspection, and lists what no source could confirm. On a
 GPU, with `--model`, it settles that: how many KV blocks there really are, how a resumed request is charged, what a
-hand-off costs by part, whether two models route a response, and whether a worker that dies is noticed. `--report`
+hand-off costs by part, whether two models route a response, and whether a worker that dies is noticed. `--output`
 writes all of it to one file.
 
 Exit codes: 0 all well, 1 something essential is missing or the generation failed, 2 TensorRT-LLM is not installed.
@@ -26,9 +26,10 @@ from tokenrouter.errors import RouterError
 from tools.check_tensorrt_llm.generation import NAMES, Outcome, Settings, generate
 from tools.check_tensorrt_llm.inspection import Finding, compare
 from tools.check_tensorrt_llm.measurement import Measurement, opened
-from tools.check_tensorrt_llm.report import Report, Section, writable
+from tools.check_tensorrt_llm.report import FORMATS, Report, Section
 from tools.check_tensorrt_llm.resident import SURFACES as RESIDENT
 from tools.errors import reported
+from tools.targets import target_file
 
 NOT_INSTALLED = 2
 
@@ -126,11 +127,12 @@ def main(
         bool, typer.Option("--resident", help="Also compare the names of docs/tensorrt_llm_resident.md.")
     ] = False,
     without_gpu: Annotated[bool, typer.Option("--without-gpu", help="Run even if there is no GPU.")] = False,
-    report: Annotated[Path | None, typer.Option(help="File for everything found: .json or .md.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="File for everything found.", callback=target_file(*FORMATS))
+    ] = None,
 ) -> None:
     """Compares the installed TensorRT-LLM with what the adapter relies on."""
     console = Console(width=None if sys.stdout.isatty() else 180)
-    writable(report)
     clean_environment(())
     try:
         found = Report(installed_version())
@@ -147,8 +149,8 @@ def main(
     if not found.problems and _may_run(found, model or [], without_gpu, console):
         settings = Settings(tuple(model or []), prompt, tokens, gpu, handoff_ids=_ids(handoff_ids))
         failed = not _runs(found, settings, history, console)
-    if report is not None:
-        found.write(report)
+    if output is not None:
+        found.write(output)
     raise typer.Exit(1 if found.problems or failed else 0)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tools.errors import CommandError
 from tools.markdown import markdown
 
 FORMATS = (".json", ".md")
@@ -76,6 +75,7 @@ class Report:
     def write(self, path: Path) -> None:
         """JSON or Markdown, by the name of the file."""
         text = json.dumps(asdict(self), indent=1) if path.suffix == FORMATS[0] else self._markdown()
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text + "\n", encoding="utf-8")
 
     def _markdown(self) -> str:
@@ -84,16 +84,3 @@ class Report:
             parts += [f"## {section.title}", markdown(section.columns, section.rows), section.remark]
             parts += [f"**Problem:** {problem}" for problem in section.problems]
         return "\n\n".join(part for part in parts if part)
-
-
-def writable(path: Path | None) -> Path | None:
-    """The file for the report, checked before anything takes long.
-
-    Raises:
-        CommandError: it cannot be written.
-    """
-    if path is not None and path.suffix not in FORMATS:
-        raise CommandError(f"--report {path}: the name ends in {' or '.join(FORMATS)}")
-    if path is not None and not path.parent.is_dir():
-        raise CommandError(f"--report {path}: {path.parent} is not a folder")
-    return path

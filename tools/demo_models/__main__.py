@@ -17,6 +17,7 @@ from tools.demo_models import train as training
 from tools.demo_models.task import dump_problems, held_out_problems, load_problems
 from tools.errors import reported
 from tools.progress import LateProgress, counted
+from tools.targets import target_file, target_folder
 
 PROBLEMS_PATH = Path("configs/demo/problems.jsonl")
 PROBLEM_COUNT = 400
@@ -27,7 +28,9 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 @app.command()
 @reported()
 def train(
-    output: Annotated[Path, typer.Option(help="Model repository; checkpoints go to NAME/1 in it.")],
+    output: Annotated[
+        Path, typer.Option(help="Model repository; checkpoints go to NAME/1 in it.", callback=target_folder())
+    ],
     only: Annotated[Literal["small", "large"] | None, typer.Option(help="Train just this model.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps; default: the recipe's.")] = None,
     # One thread by default: the shipped checkpoints were made so, and on cores that other processes use too, the
@@ -46,7 +49,7 @@ def train(
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Checkpoint folder.")],
     problems: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="Problem file.")] = PROBLEMS_PATH,
-    batch_size: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 128,
+    batch: Annotated[int, typer.Option(min=1, help="Problems decoded together.")] = 128,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; use more on idle cores only.")] = 1,
 ) -> None:
     """Print the exact-answer accuracy of a checkpoint, decoding greedily."""
@@ -54,14 +57,14 @@ def evaluate(
     model, tokenizer = evaluation.load_model(checkpoint), evaluation.load_tokenizer(checkpoint)
     chosen = load_problems(problems)
     with counted("evaluating", len(chosen)) as advance:
-        measured = evaluation.accuracy(model, tokenizer, chosen, batch_size, advance)
+        measured = evaluation.accuracy(model, tokenizer, chosen, batch, advance)
     typer.echo(f"{checkpoint}: {measured:.1%} of {len(chosen)} problems answered exactly")
 
 
 @app.command()
 @reported()
 def problems(
-    output: Annotated[Path, typer.Option(help="File to write.")] = PROBLEMS_PATH,
+    output: Annotated[Path, typer.Option(help="File to write.", callback=target_file())] = PROBLEMS_PATH,
     count: Annotated[int, typer.Option(min=1, help="Number of problems.")] = PROBLEM_COUNT,
 ) -> None:
     """Write the held-out problem set; the same file every time."""

@@ -26,6 +26,7 @@ from tools.dtmc.solve import Solution, solve
 from tools.dtmc.sweep import Simulate, Sweep, plot, sweep
 from tools.errors import reported
 from tools.progress import LateProgress
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 app = typer.Typer(
     help="Tune delayed batching with the exact Markov model (arXiv 2610.12242, section 3).",
@@ -88,7 +89,7 @@ def search_command(
 def sweep_command(
     profile: ProfileFile,
     inflight: InFlight,
-    plot_file: Annotated[Path, typer.Option("--plot", help="Image to write; its suffix gives the format.")],
+    plot_file: Annotated[Path, typer.Option("--plot", help="Image to write.", callback=target_file(*IMAGE_SUFFIXES))],
     thresholds: Annotated[
         str | None, typer.Option(help="Centre of the sweep, e.g. small=1,large=3; default: the best.")
     ] = None,
@@ -103,6 +104,7 @@ def sweep_command(
         loaded = load_profile(profile)
         centre = parse_thresholds(thresholds) if thresholds else search(loaded, inflight, report=report).thresholds
         result = sweep(loaded, inflight, centre, simulate=simulator, report=report)
+        plot_file.parent.mkdir(parents=True, exist_ok=True)
         plot(result, plot_file)
     if as_json:
         _print_json(asdict(result) | {"plot": str(plot_file)})
@@ -115,7 +117,7 @@ def sweep_command(
 @reported()
 def apply_command(
     profile: ProfileFile,
-    repository: Annotated[Path, typer.Option(help="Triton model repository.")],
+    model_repository: Annotated[Path, typer.Option(help="Triton model repository.")],
     inflight: InFlight,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 with a diff if out of date.")] = False,
     as_json: AsJson = False,
@@ -124,9 +126,9 @@ def apply_command(
     with LateProgress() as report:
         loaded = load_profile(profile)
         # Refuses a bad repository before the long search.
-        plan_edits(repository, dict.fromkeys(loaded.names, BatchingSpec()))
+        plan_edits(model_repository, dict.fromkeys(loaded.names, BatchingSpec()))
         found = batching_of(loaded, search_table(loaded, inflight, report=report))
-        edits = plan_edits(repository, found)
+        edits = plan_edits(model_repository, found)
         if not check:
             write_edits(edits.values())
     _print_edits(edits, found, written=not check, as_json=as_json)

@@ -2,8 +2,8 @@
 
 Takes the difference of two looks at the metrics page, so it may run beside production traffic:
 
-    python -m tools.profile --url http://127.0.0.1:8002/metrics --seconds 60 --out profile.yaml
-    python -m tools.profile --url http://127.0.0.1:8002/metrics --seconds 60 --load --out profile.yaml
+    python -m tools.profile --metrics-url http://127.0.0.1:8002/metrics --seconds 60 --output profile.yaml
+    python -m tools.profile --metrics-url http://127.0.0.1:8002/metrics --seconds 60 --load --output profile.yaml
 
 Comments in the file say how many observations stand behind each number. Every batch size up to the number in flight
 that is tuned for should have been seen; --load sees to that with rising numbers of its own requests.
@@ -27,6 +27,7 @@ from tools.errors import reported
 from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
 from tools.profile.measured import evaluate, to_yaml
 from tools.progress import LateProgress
+from tools.targets import target_file
 
 _POLL_S = 0.2
 
@@ -57,11 +58,11 @@ def look(url: str) -> Scrape:
 
 @reported()
 def main(
-    url: Annotated[str, typer.Option(help="The metrics page.")] = "http://127.0.0.1:8002/metrics",
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("profile.yaml"),
+    metrics_url: Annotated[str, typer.Option(help="The metrics page.")] = "http://127.0.0.1:8002/metrics",
+    output: Annotated[Path, typer.Option(help="File to write.", callback=target_file())] = Path("profile.yaml"),
     seconds: Annotated[float, typer.Option(min=1.0, help="How long to observe.")] = 30.0,
     load: Annotated[bool, typer.Option("--load", help="Send requests meanwhile.")] = False,
-    grpc: Annotated[str, typer.Option(help="With --load: the gRPC endpoint.")] = "127.0.0.1:8001",
+    url: Annotated[str, typer.Option(help="With --load: Triton's gRPC endpoint.")] = "127.0.0.1:8001",
     model: Annotated[str, typer.Option(help="With --load: the entry model.")] = "tokenrouter",
     prompts: Annotated[Path, typer.Option(help="With --load: JSON lines with a field 'prompt'.")] = PROMPTS,
     inflight: Annotated[int, typer.Option(min=1, help="With --load: most requests at once.")] = 8,
@@ -70,17 +71,17 @@ def main(
     """Measures a profile."""
     request = in_turn(model, read_prompts(prompts), max_tokens) if load else None
     with LateProgress() as report:
-        before = look(url)
+        before = look(metrics_url)
         if request is not None:
-            run_stages(grpc, request, in_flight=stages(inflight), seconds=seconds, report=report)
+            run_stages(url, request, in_flight=stages(inflight), seconds=seconds, report=report)
         else:
             _wait(seconds, report)
-        source = (
-            f"{url} in {seconds:g} s{' under load of its own' if load else ''} on {datetime.now(timezone.utc).date()}"
-        )
-        text, profile = profile_text(before, look(url), source)
-    out.write_text(text, "utf-8")
-    print(f"{out}: {', '.join(profile.names)}")
+        under = " under load of its own" if load else ""
+        source = f"{metrics_url} in {seconds:g} s{under} on {datetime.now(timezone.utc).date()}"
+        text, profile = profile_text(before, look(metrics_url), source)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, "utf-8")
+    print(f"{output}: {', '.join(profile.names)}")
 
 
 def _wait(seconds: float, report: LateProgress) -> None:

@@ -27,6 +27,7 @@ from tools.simulate.load import Shape
 from tools.simulate.meter import Step
 from tools.simulate.result import Latency, SimulationResult
 from tools.simulate.run import DEFAULT_WARMUP, simulate
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 
 @reported(ValueError)
@@ -36,7 +37,9 @@ def main(
     thresholds: Annotated[str, typer.Option(help="B per model, e.g. small=1,large=3; left out is 1.")] = "",
     tokens: Annotated[int | None, typer.Option(help="Tokens to count (default 20000).")] = None,
     seconds: Annotated[float | None, typer.Option(help="Simulated seconds to count instead of --tokens.")] = None,
-    warmup: Annotated[float, typer.Option(help="Share of that length that runs before counting.")] = DEFAULT_WARMUP,
+    warm_up_share: Annotated[
+        float, typer.Option(help="Share of that length that runs before counting.")
+    ] = DEFAULT_WARMUP,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     rate: Annotated[float | None, typer.Option(help="Open loop: arrivals per second, Poisson.")] = None,
     response_tokens: Annotated[float | None, typer.Option(help="Mean response length; default: endless.")] = None,
@@ -48,9 +51,13 @@ def main(
         int, typer.Option(min=0, help="Guesses that the first of two models may hold; 0 = none.")
     ] = 0,
     agreement: Annotated[float, typer.Option(help="Share of guesses that the second model writes too.")] = 1.0,
-    timeline: Annotated[Path | None, typer.Option(help="Draw the last steps into this file (PNG).")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Draw the last steps.", callback=target_file(*IMAGE_SUFFIXES))
+    ] = None,
     timeline_steps: Annotated[int, typer.Option(help="How many steps to draw.", min=1)] = 60,
-    trace: Annotated[Path | None, typer.Option(help="Write all steps in Chrome's trace format (JSON).")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write all steps in Chrome's trace format (JSON).", callback=target_file())
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulates a deployment with the production scheduler."""
@@ -64,7 +71,7 @@ def main(
             thresholds=parse_thresholds(thresholds) if thresholds else {},
             tokens=tokens,
             seconds=seconds,
-            warmup=warmup,
+            warmup=warm_up_share,
             seed=seed,
             rate=rate,
             response_tokens=response_tokens,
@@ -90,10 +97,12 @@ def _write(
     if trace is not None:
         from tools.simulate.trace import write_trace
 
+        trace.parent.mkdir(parents=True, exist_ok=True)
         write_trace(steps, profile.names, trace)
     if timeline is not None:
         from tools.simulate.timeline import draw_timeline
 
+        timeline.parent.mkdir(parents=True, exist_ok=True)
         draw_timeline(steps[-timeline_steps:], profile.names, timeline, title=title)
 
 

@@ -15,8 +15,9 @@ import typer
 
 from tokenrouter.errors import RouterError
 from tokenrouter.policies.checkpoints import KINDS, load_router, save_router
-from tools.errors import reported
+from tools.errors import CommandError, reported
 from tools.json_lines import read_json_lines
+from tools.targets import target_file, target_folder
 from tools.train_router import demo as demo_pair
 from tools.train_router import trainers
 from tools.train_router.collect import Collector, Task
@@ -34,7 +35,9 @@ ProblemsOption = Annotated[
     Path | None, typer.Option(exists=True, help="JSON lines: prompt, answer, completion. Default: the demo task.")
 ]
 DataOption = Annotated[Path, typer.Option(exists=True, file_okay=False, help="Folder that `collect` wrote.")]
-OutOption = Annotated[Path, typer.Option(help="The file to write, *.safetensors.")]
+OutputOption = Annotated[
+    Path, typer.Option(help="The file to write, *.safetensors.", callback=target_file(".safetensors"))
+]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads; more than 1 pays on idle cores only.")]
 RecallOption = Annotated[float, typer.Option(min=0, max=1, help="Of the stored threshold, on validation rows.")]
 EpochsOption = Annotated[int | None, typer.Option(min=1, help="At most so many; default: the trainer's.")]
@@ -45,7 +48,7 @@ EpochsOption = Annotated[int | None, typer.Option(min=1, help="At most so many; 
 def collect(
     small: FolderOption,
     large: FolderOption,
-    output: Annotated[Path, typer.Option(help="Folder to write.")],
+    output: Annotated[Path, typer.Option(help="Folder to write.", callback=target_folder())],
     problems: ProblemsOption = None,
     count: Annotated[int, typer.Option(min=1, help="Only the first so many problems.")] = 1000,
     text: Annotated[Literal["large", "gold"], typer.Option(help="The large model's answers, or references.")] = "large",
@@ -58,6 +61,7 @@ def collect(
 ) -> None:
     """Run both models over problems and write labelled features."""
     torch.set_num_threads(threads)
+    Corpus.refuse_foreign(output)
     task = Task(_examples(problems, count, seed), CHECKERS.get(checker), text, max_tokens)
     corpus = Collector(Pair(small, large, batch=batch, device=device), task).run()
     corpus.save(output)
@@ -71,13 +75,14 @@ def _trainer(name: str, schedule: Schedule, train: Callable[[Corpus, Schedule, f
     @refusals
     def command(
         data: DataOption,
-        out: OutOption,
+        output: OutputOption,
         recall: RecallOption = trainers.RECALL,
         epochs: EpochsOption = None,
         threads: ThreadsOption = 1,
     ) -> None:
         torch.set_num_threads(threads)
-        _store(train(Corpus.load(data), _limited(schedule, epochs), recall), out)
+        _refuse_foreign(output)
+        _store(train(Corpus.load(data), _limited(schedule, epochs), recall), output)
 
 
 _trainer(
@@ -104,12 +109,13 @@ _trainer(
 @refusals
 def query(
     data: DataOption,
-    out: OutOption,
+    output: OutputOption,
     share: Annotated[float, typer.Option(min=0, max=1, help="Of prompts for the large model.")] = 0.3,
     epochs: EpochsOption = None,
 ) -> None:
     """Train the query classifier (data: judged answers of both models)."""
-    _store(trainers.train_query(Corpus.load(data), share, _limited(trainers.QUERY_SCHEDULE, epochs)), out)
+    _refuse_foreign(output)
+    _store(trainers.train_query(Corpus.load(data), share, _limited(trainers.QUERY_SCHEDULE, epochs)), output)
 
 
 @app.command()
@@ -118,7 +124,7 @@ def threshold(
     file: Annotated[Path, typer.Argument(exists=True, help="Router of kind r2r, citer or collm, in the repository.")],
     share: Annotated[float, typer.Option(min=0, max=1, help="Of tokens by the large model.")] = 0.3,
     value: Annotated[float | None, typer.Option(min=0, max=1, help="Store this one; nothing is run.")] = None,
-    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
     entry: Annotated[str, typer.Option(help="Entry model.")] = "tokenrouter",
     problems: ProblemsOption = None,
     count: Annotated[int, typer.Option(min=1, help="Validation problems.")] = 100,
@@ -131,7 +137,7 @@ def threshold(
     kind = next((kind for kind in KINDS if _is_kind(file, kind)), KINDS[0])
     if value is None:
         prompts = [example.prompt for example in _examples(problems, count, demo_pair.VALIDATION_SEED)]
-        value, found = demo_pair.search(repository, entry, file, kind, prompts, share, max_tokens)
+        value, found = demo_pair.search(model_repository, entry, file, kind, prompts, share, max_tokens)
         typer.echo(f"the large model writes {found:.1%} of the tokens at {value:.6f}")
     save_router(replace(load_router(file, kind), threshold=value), file)
     typer.echo(f"{file}: threshold {value:.6f}")
@@ -140,13 +146,15 @@ def threshold(
 @app.command()
 @refusals
 def demo(
-    repository: Annotated[Path, typer.Option(help="Model repository with the demo pair.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Model repository with the demo pair.")] = Path(
+        "model_repository"
+    ),
     count: Annotated[int, typer.Option(min=10, help="Training problems.")] = demo_pair.PROBLEMS,
     threads: ThreadsOption = 1,
 ) -> None:
-    """Collect, train and choose thresholds for the demo pair; writes REPOSITORY/tokenrouter/1/routers."""
+    """Collect, train and choose thresholds for the demo pair; writes MODEL_REPOSITORY/tokenrouter/1/routers."""
     torch.set_num_threads(threads)
-    for line in demo_pair.train_all(repository, count=count):
+    for line in demo_pair.train_all(model_repository, count=count):
         typer.echo(line)
 
 
@@ -166,10 +174,16 @@ def _is_kind(file: Path, kind: str) -> bool:
     return True
 
 
-def _store(trained: Trained, out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    save_router(trained.router, out)
-    typer.echo(demo_pair.report(trained, out))
+def _refuse_foreign(output: Path) -> None:
+    """Only another router is overwritten."""
+    if output.exists() and not any(_is_kind(output, kind) for kind in KINDS):
+        raise CommandError(f"--output {output}: there is a file that is no router; name another file, or remove it")
+
+
+def _store(trained: Trained, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_router(trained.router, output)
+    typer.echo(demo_pair.report(trained, output))
 
 
 if __name__ == "__main__":

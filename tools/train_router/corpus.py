@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from tools.errors import CommandError
 from tools.train_router.problems import Example
 
 _ROWS = "corpus.safetensors"
@@ -76,13 +77,27 @@ class Corpus:
         """Reads what `save` wrote.
 
         Raises:
-            OSError, msgspec.MsgspecError, KeyError: no such folder, or of another version.
+            CommandError: no such files, or of another version.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
-        rows: dict[str, Any] = load_file(folder / _ROWS)
-        return cls(facts, **{name: rows[name] for name in _COLUMNS})
+        try:
+            facts = msgspec.json.decode((folder / _FACTS).read_bytes(), type=Facts)
+            rows: dict[str, Any] = load_file(folder / _ROWS)
+            return cls(facts, **{name: rows[name] for name in _COLUMNS})
+        except (OSError, msgspec.MsgspecError, SafetensorError, KeyError) as exc:
+            raise CommandError(f"{folder} is not what `collect` wrote ({exc}); collect into it again") from exc
+
+    @staticmethod
+    def refuse_foreign(folder: Path) -> None:
+        """Only a folder of this kind is written over.
+
+        Raises:
+            CommandError: it holds something else.
+        """
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / _FACTS).is_file():
+            raise CommandError(f"{folder} holds other things than what `collect` writes; name a new folder")
 
     def validation(self, share: float, seed: int) -> Tensor:
         """[T] bool: rows of a random `share` of the examples; whole examples, as neighbours are alike."""

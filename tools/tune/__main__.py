@@ -26,8 +26,17 @@ from tools.errors import reported
 from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
 from tools.profile.__main__ import look, profile_text
 from tools.progress import LateProgress
+from tools.targets import target_file
 from tools.tritonserver.server import TritonServer
-from tools.tune.measure import Options, Thresholds, predicted, read_thresholds, tokens_per_second, working_copy
+from tools.tune.measure import (
+    Options,
+    Thresholds,
+    measuring_s,
+    predicted,
+    read_thresholds,
+    tokens_per_second,
+    working_copy,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Row:
 def profiled(server: TritonServer, entry: str, options: Options, report: LateProgress) -> tuple[str, Profile]:
     """Text and content of the server's profile under load."""
     before = look(server.metrics_url)
+    report.note(f"profiling for {options.profile_s:g} s with up to {options.inflight} in flight")
     run_stages(
         server.grpc_url,
         in_turn(entry, options.prompts, options.max_tokens),
@@ -55,15 +65,23 @@ def profiled(server: TritonServer, entry: str, options: Options, report: LatePro
     return profile_text(before, look(server.metrics_url), source)
 
 
-def tune(folder: Path, old: Thresholds, options: Options, profile_out: Path, report: LateProgress) -> list[Row]:
-    """Tunes the repository in `folder`, with a server before and after."""
+def tune(folder: Path, old: Thresholds, options: Options, output: Path | None, report: LateProgress) -> list[Row]:
+    """Tunes the repository in `folder`, with a server before and after; no rows if its thresholds stay as they are."""
+    report.note("starting the server")
     with TritonServer(folder) as server:
         text, profile = profiled(server, old.entry, options, report)
-        profile_out.write_text(text, "utf-8")
+        if output is not None:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text, "utf-8")
+        report.note("searching thresholds")
+        edits = plan_edits(folder, batching_of(profile, search_table(profile, options.inflight, report=report)))
+        if not any(edit.changed for edit in edits.values()):
+            return []
+        report.note(f"measuring as it is: {measuring_s(options):.0f} s")
         before = tokens_per_second(server, old.entry, options, report)
-    table = search_table(profile, options.inflight, report=report)
-    write_edits(plan_edits(folder, batching_of(profile, table)).values())
+    write_edits(edits.values())
     new = read_thresholds(folder, old.entry)
+    report.note(f"starting it with the new thresholds, and measuring again: {measuring_s(options):.0f} s")
     with TritonServer(folder) as server:
         after = tokens_per_second(server, old.entry, options, report)
     rows = []
@@ -96,7 +114,7 @@ def table_of(rows: list[Row]) -> Table:
 
 @reported(TimeoutError)
 def main(
-    repository: Annotated[Path, typer.Option(help="Triton model repository.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Triton model repository.")] = Path("model_repository"),
     in_place: Annotated[bool, typer.Option("--in-place", help="Write into the repository itself.")] = False,
     entry: Annotated[str | None, typer.Option(help="Entry model, if there are several.")] = None,
     inflight: Annotated[int, typer.Option(min=1, help="Largest number of requests in flight to tune for.")] = 8,
@@ -104,17 +122,26 @@ def main(
     measure_seconds: Annotated[float, typer.Option(min=1.0, help="Per number in flight, before and after.")] = 10.0,
     prompts: Annotated[Path, typer.Option(help="JSON lines with a field 'prompt'.")] = PROMPTS,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a response.")] = 64,
-    profile_out: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("profile.yaml"),
+    output: Annotated[
+        Path | None, typer.Option(help="Also write the measured profile there.", callback=target_file())
+    ] = None,
 ) -> None:
     """Profiles, tunes and measures."""
     options = Options(read_prompts(prompts), inflight, max_tokens, profile_seconds, measure_seconds)
-    old = read_thresholds(repository, entry)
-    plan_edits(repository, dict.fromkeys(old.batching, BatchingSpec()))  # refuses a bad repository before the long run
-    with working_copy(repository, in_place=in_place) as folder, LateProgress() as report:
-        rows = tune(folder, old, options, profile_out, report)
+    old = read_thresholds(model_repository, entry)
+    plan_edits(
+        model_repository, dict.fromkeys(old.batching, BatchingSpec())
+    )  # refuses a bad repository before the long run
+    with working_copy(model_repository, in_place=in_place) as folder, LateProgress() as report:
+        rows = tune(folder, old, options, output, report)
+    print("the profile was not kept; --output FILE keeps it" if output is None else f"profile: {output}")
+    if not rows:
+        print(f"unchanged: {model_repository} has the best thresholds already")
+        return
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
-    print(f"profile: {profile_out}")
-    print(f"written: {repository}" if in_place else "tuned a temporary copy; --in-place writes into the repository")
+    print(
+        f"written: {model_repository}" if in_place else "tuned a temporary copy; --in-place writes into the repository"
+    )
 
 
 if __name__ == "__main__":

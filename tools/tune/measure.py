@@ -93,6 +93,11 @@ def tokens_per_second(
     return rates
 
 
+def measuring_s(options: Options) -> float:
+    """About how long `tokens_per_second` takes."""
+    return len(stages(options.inflight)) * (WARM_UP_S + options.measure_s)
+
+
 def rate(before: Scrape, after: Scrape, entry: str) -> float:
     """Committed tokens per second between two scrapes, by the time at which the entry model took its numbers."""
     delta = after.since(before)

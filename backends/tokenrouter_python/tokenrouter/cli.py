@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from tokenrouter import __version__
 from tokenrouter.errors import RouterError
 
 _STYLES = ("green", "magenta", "cyan", "yellow", "blue", "red")
@@ -20,8 +21,18 @@ _STYLES = ("green", "magenta", "cyan", "yellow", "blue", "red")
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Token-level LLM routing on NVIDIA Triton.")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tokenrouter {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _group() -> None:
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Token-level LLM routing on NVIDIA Triton."""
 
 

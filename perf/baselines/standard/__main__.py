@@ -1,9 +1,10 @@
 """`python -m perf.baselines.standard`: throughput and latency of the standard-serving baseline alone.
 
     python -m perf.baselines.standard --profile configs/profiles/r2r_qwen3_0.6b_32b.yaml --inflight 1 4 16
-    python -m perf.baselines.standard --repository model_repository --policy rstitch --inflight 4
+    python -m perf.baselines.standard --model-repository model_repository --policy rstitch --inflight 4
 
-With --profile engines are *emulated* with the profile's step times; with --repository they are the deployment's own.
+With --profile engines are *emulated* with the profile's step times; with --model-repository they are the
+deployment's own.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def row(found: Run) -> dict[str, float]:
 
 def main(
     profile: Annotated[Path | None, typer.Option(help="Profile (YAML): emulated engines with its step times.")] = None,
-    repository: Annotated[Path | None, typer.Option(help="Model repository of a deployment.")] = None,
+    model_repository: Annotated[Path | None, typer.Option(help="Model repository of a deployment.")] = None,
     policy: Annotated[str | None, typer.Option(help="Default: markov with --profile, else the deployment's.")] = None,
     policy_params: Annotated[str | None, typer.Option(help="JSON; default: the deployment's or the profile's.")] = None,
     inflight: Annotated[list[int], typer.Option(min=1, help="Responses that run at once.")] = _IN_FLIGHT,
@@ -70,11 +71,12 @@ def main(
 ) -> None:
     rows = []
     with ExitStack() as stack:
+        repository = model_repository
         if profile is not None and repository is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="standard-profile-")))
             repository = EmulatedDeployment(load_profile(profile), policy or "markov", max(inflight)).write(folder)
         elif profile is not None or repository is None:
-            raise CommandError("give either --profile or --repository")
+            raise CommandError("give either --profile or --model-repository")
         serving = stack.enter_context(StandardServing(repository, delay_ms=delay_ms))
         fields = {"max_tokens": max_tokens, "policy": policy, "policy_params": policy_params}
         for n in inflight:

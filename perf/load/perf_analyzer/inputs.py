@@ -12,6 +12,7 @@ import typer
 from perf.command import run
 from tokenrouter.triton.tensors import ENTRY_INPUTS
 from tools.load import PROMPTS, read_prompts
+from tools.targets import target_file
 
 
 class Format(str, Enum):
@@ -34,7 +35,7 @@ def tensors(prompts: list[str], fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="File to write.")],
+    output: Annotated[Path, typer.Option(help="File to write.", callback=target_file())],
     prompts: Annotated[Path, typer.Option(help='JSON lines, each {"prompt": "..."}.')] = PROMPTS,
     max_tokens: Annotated[int, typer.Option(help="Of a response.")] = 160,
     fields: Annotated[str, typer.Option(help='Further input tensors, like {"policy": "r2r"}.')] = "{}",

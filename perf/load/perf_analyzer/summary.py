@@ -15,6 +15,7 @@ from perf.command import run
 from perf.load.timing import Timing, summary
 from perf.rows import report, upright
 from tools.errors import CommandError
+from tools.targets import target_file
 
 _NS = 1e-9
 
@@ -49,7 +50,7 @@ def rows(export: Path) -> list[dict[str, Any]]:
 
 def main(
     folder: Annotated[Path, typer.Argument(help="Holds concurrency_*.json.")],
-    csv: Annotated[Path | None, typer.Option(help="Also write this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write this file.", callback=target_file())] = None,
 ) -> None:
     exports = sorted(folder.glob("concurrency_*.json"), key=lambda path: int(path.stem.rpartition("_")[2]))
     table = [row for export in exports for row in rows(export)]

@@ -21,6 +21,7 @@ from perf.load.soak.table import markdown
 from perf.rows import write_rows
 from tools.load import PROMPTS, read_prompts
 from tools.progress import LateProgress
+from tools.targets import IMAGE_SUFFIXES, target_file
 from tools.tritonserver.server import TritonServer
 
 MIXED = ("", "rstitch", "r2r", "citer", "collm", "query_level", "random")
@@ -37,9 +38,11 @@ def main(
     cancel_every: Annotated[int, typer.Option(help="Every so many-th request is cancelled; 0 for none.")] = 0,
     watchdog: Annotated[float, typer.Option(help="Seconds after which a response has hung.")] = 60.0,
     limit: Annotated[float, typer.Option(help="Relative growth of memory that counts as flat.")] = 0.02,
-    csv_path: Annotated[Path | None, typer.Option("--csv", help="Write all samples.")] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the outcome.")] = None,
-    image: Annotated[Path | None, typer.Option("--plot", help="Draw memory over time.")] = None,
+    csv_path: Annotated[Path | None, typer.Option("--csv", help="Write all samples.", callback=target_file())] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the outcome.", callback=target_file())] = None,
+    image: Annotated[
+        Path | None, typer.Option("--plot", help="Draw memory over time.", callback=target_file(*IMAGE_SUFFIXES))
+    ] = None,
 ) -> None:
     seconds = 60.0 * minutes
     plan = Plan(seconds, inflight, seconds / 5 if warm_up < 0 else 60.0 * warm_up, min(2.0, seconds / 30), limit)

@@ -19,7 +19,7 @@ def main(
         "model_repository"
     ),
     entry: Annotated[str | None, typer.Option(help="Entry model, if there are several.")] = None,
-    grpc_url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "127.0.0.1:8001",
+    url: Annotated[str, typer.Option(help="host:port of Triton's gRPC endpoint.")] = "127.0.0.1:8001",
     metrics_url: Annotated[str | None, typer.Option(help="Triton's metrics page, for /metrics.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 9000,
@@ -39,7 +39,7 @@ def main(
     except (RouterError, OSError, UnicodeDecodeError) as exc:
         print(f"error: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
-    settings = Settings(grpc_url, metrics_url, api_key or None, max_body_bytes, chat_tokens, playground)
+    settings = Settings(url, metrics_url, api_key or None, max_body_bytes, chat_tokens, playground)
     uvicorn.run(
         create_app(deployment, settings),
         host=host,

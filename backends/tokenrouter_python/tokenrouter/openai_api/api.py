@@ -38,13 +38,13 @@ router = APIRouter(prefix="/v1", responses=_ERRORS, dependencies=[Depends(author
 
 @router.get("/models")
 async def list_models(request: Request) -> ModelList:
-    return ModelList(data=[_model(name) for name in _deployment(request).model_ids])
+    return ModelList(data=[_model(request, name) for name in _deployment(request).model_ids])
 
 
 @router.get("/models/{model}")
 async def get_model(model: str, request: Request) -> Model:
     _deployment(request).target(model)
-    return _model(model)
+    return _model(request, model)
 
 
 @router.post("/completions", response_model=Completion)
@@ -73,8 +73,8 @@ def _deployment(request: Request) -> Deployment:
     return deployment
 
 
-def _model(name: str) -> Model:
-    return Model(id=name, created=0, object="model", owned_by="tokenrouter")
+def _model(request: Request, name: str) -> Model:
+    return Model(id=name, created=request.app.state.started, object="model", owned_by="tokenrouter")
 
 
 def _begin(

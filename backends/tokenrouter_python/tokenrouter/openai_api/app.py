@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ def create_app(deployment: Deployment, settings: Settings) -> FastAPI:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     _add_error_handlers(app)
     app.state.deployment, app.state.settings = deployment, settings
+    app.state.started = int(time.time())  # `created` of the models
     app.include_router(operation)
     app.include_router(api.router)
     if settings.playground:

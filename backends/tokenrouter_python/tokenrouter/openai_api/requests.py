@@ -1,8 +1,8 @@
 """Bodies of `/v1/completions` and `/v1/chat/completions`, and what of them is refused.
 
 Ranges are those of OpenAI's description; a value out of range is answered 422, as FastAPI does. Fields that ask for
-something that is not offered are refused with 400 by `refuse_unsupported`; unknown fields are ignored. `policy`,
-`policy_params`, `speculation` and `return_routing` are ours.
+something that is not offered are refused with 400 by `refuse_unsupported`; unknown fields are ignored. `min_tokens`
+and `ignore_eos` are vLLM's and NVIDIA's; `policy`, `policy_params`, `speculation` and `return_routing` are ours.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class GenerationFields(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+    ignore_eos: bool | None = None
     policy: str | None = None
     policy_params: dict[str, Any] | None = None
     speculation: bool | None = None
@@ -62,11 +64,13 @@ class GenerationFields(BaseModel):
             ApiError: 400.
         """
         if self.n not in (None, 1):
-            raise refused("n", f"n is {self.n}; one choice per prompt is offered: leave n out")
+            raise refused("n", f"n is {self.n}; only single choices are offered: leave n out")
         if self.logit_bias:
             raise refused("logit_bias", "logit_bias is not offered; leave it out")
         if self.stream_options is not None and not self.stream:
-            raise refused("stream_options", "stream_options goes with stream: true; set stream, or leave it out")
+            raise refused(
+                "stream_options", "`stream_options` can only be used when `stream` is True: set it, or leave this out"
+            )
 
 
 class CompletionRequest(GenerationFields):
@@ -91,7 +95,7 @@ class CompletionRequest(GenerationFields):
         """See `GenerationFields.refuse_unsupported`."""
         super().refuse_unsupported()
         if self.best_of not in (None, 1):
-            raise refused("best_of", f"best_of is {self.best_of}; one response per prompt is offered: leave it out")
+            raise refused("best_of", f"best_of is {self.best_of}; only single choices are offered: leave it out")
         if self.suffix:
             raise refused("suffix", "suffix is not offered; leave it out")
         if (self.logprobs or 0) > 1:
@@ -147,8 +151,10 @@ class ChatCompletionRequest(GenerationFields):
             raise refused(
                 "response_format", "response_format other than text needs guided decoding, which is not offered"
             )
-        if self.top_logprobs and not self.logprobs:
-            raise refused("top_logprobs", "top_logprobs goes with logprobs: true")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused(
+                "top_logprobs", "`top_logprobs` can only be used when `logprobs` is True: set it, or leave this out"
+            )
         if self.top_logprobs:
             raise refused(
                 "top_logprobs", "only the log-probability of the sampled token is offered; leave top_logprobs out"

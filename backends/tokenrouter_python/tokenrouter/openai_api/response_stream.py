@@ -83,6 +83,8 @@ def begin(
         "top_p": request.top_p or None,
         "seed": None if request.seed is None else request.seed % _SEEDS,
         "stop_words": request.stop_words or None,
+        "min_tokens": request.min_tokens or None,
+        "end_id": -1 if request.ignore_eos else None,  # no token ends the response
         "presence_penalty": request.presence_penalty or None,
         "frequency_penalty": request.frequency_penalty or None,
         "return_log_probs": True if log_probs else None,
