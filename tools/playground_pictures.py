@@ -9,6 +9,7 @@ import typer
 
 from tools.browser import chromium
 from tools.errors import reported
+from tools.targets import target_folder
 
 _WAIT_MS = 60_000
 _Scheme = Literal["light", "dark"]
@@ -20,8 +21,10 @@ _SHOTS: tuple[tuple[str, _Scheme, int, bool], ...] = (
 
 @reported()
 def main(
-    url: Annotated[str, typer.Option(help="Of the OpenAI-compatible server.")] = "http://127.0.0.1:9000",
-    output: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path("docs/images"),
+    openai_url: Annotated[str, typer.Option(help="Of the OpenAI-compatible server.")] = "http://127.0.0.1:9000",
+    output: Annotated[Path, typer.Option(help="Folder of the pictures.", callback=target_folder())] = Path(
+        "docs/images"
+    ),
     prompt: Annotated[str, typer.Option(help="What to ask.")] = "Start 91: -38, *2, -47 =",
     policies: Annotated[list[str] | None, typer.Option(help="The two beside each other.")] = None,
 ) -> None:
@@ -35,7 +38,7 @@ def main(
             ) as context:
                 page = context.new_page()
                 page.set_default_timeout(_WAIT_MS)
-                page.goto(url)
+                page.goto(openai_url)
                 page.locator(".pane").wait_for()
                 page.fill("#prompt", prompt)
                 page.set_checked("#beside", beside)
