@@ -90,7 +90,7 @@ def test_apply_checks_writes_and_then_is_up_to_date(tmp_path: Path) -> None:
         ("solve", ["--inflight", "4", "--thresholds", "small:1"], "'small:1' is not MODEL=NUMBER"),
         ("solve", ["--inflight", "4", "--thresholds", "small=1,small=2"], "small is given twice"),
         ("search", ["--inflight", "4", "--max-mean-tpot-ms", "19"], "lower --inflight"),
-        ("sweep", ["--inflight", "2", "--plot", "/nowhere/a.png"], "--plot /nowhere/a.png"),
+        ("sweep", ["--inflight", "2", "--plot", "/dev/null/a.png"], "--plot /dev/null/a.png"),
         ("sweep", ["--inflight", "2", "--plot", "a.what"], "--plot a.what"),
         ("apply", ["--inflight", "2", "--model-repository", "/nowhere"], "/nowhere/built_deployment.yaml is missing"),
     ],
