@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
-from tokenrouter.direct_http import http_open
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import usable_port
 from tools.tritonserver.processes import die_with_parent
 from tools.tritonserver.server import TritonServer
 
+TLS_VARIABLE = "TOKENROUTER_TLS_CERT"
+"""Where the server finds its certificate, if it is not an argument."""
 _READY_S = 60.0
 _POLL_S = 0.1
 _KILL_S = 10.0
+
+
+def _opener() -> Callable[..., Any]:
+    """Like `http_open`, whoever the certificate is for: this only asks whether a process of ours is up."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return build_opener(ProxyHandler({}), HTTPSHandler(context=context)).open
+
+
+_open = _opener()
 
 
 class OpenAiServer:
@@ -49,12 +64,13 @@ class OpenAiServer:
             *("--url", triton.grpc_url, "--metrics-url", triton.metrics_url),
             *("--host", host, "--port", str(self.port), *arguments),
         ]
+        self._scheme = "https" if os.environ.get(TLS_VARIABLE) or "--tls-cert" in arguments else "http"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Base URL for clients, `/v1` included."""
-        return f"http://{self._address}:{self.port}/v1"
+        return f"{self._scheme}://{self._address}:{self.port}/v1"
 
     @property
     def pid(self) -> int:
@@ -73,7 +89,7 @@ class OpenAiServer:
         end = time.monotonic() + _READY_S
         while self.is_running() and time.monotonic() < end:
             try:
-                http_open(self.url.removesuffix("/v1") + "/health/ready", timeout=5).close()
+                _open(self.url.removesuffix("/v1") + "/health/ready", timeout=5).close()
                 return
             except OSError:
                 time.sleep(_POLL_S)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ from tokenizers import Tokenizer
 
 from tests.support.openai_server import served
 from tests.support.waiting import wait_idle
+from tools.openai_server import OpenAiServer
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -257,6 +260,29 @@ def test_a_prompt_over_the_limit_is_refused_before_it_is_read(client: OpenAI) ->
         client.completions.create(model="tokenrouter", prompt=text)
     with pytest.raises(openai.BadRequestError, match="messages has 2000000 bytes"):
         client.chat.completions.create(model="tokenrouter", messages=[{"role": "user", "content": text}])
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_tls_by_files(
+    shared: TritonServer, shared_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    new = ["-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(cert)]
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(["openssl", "req", *new, *subject], check=True, capture_output=True)
+    monkeypatch.setenv("TOKENROUTER_TLS_CERT", str(cert))
+    monkeypatch.setenv("TOKENROUTER_TLS_KEY", str(key))
+    with OpenAiServer(shared, shared_repository) as server:
+        server.wait()
+        assert server.url.startswith("https://")
+        trusting = openai.DefaultHttpxClient(verify=ssl.create_default_context(cafile=str(cert)), trust_env=False)
+        with OpenAI(base_url=server.url, api_key="unused", http_client=trusting) as client:
+            assert client.models.list().data[0].id == "tokenrouter"
+    monkeypatch.setenv("TOKENROUTER_TLS_KEY", str(tmp_path / "none"))
+    command = [sys.executable, "-m", "tokenrouter.openai_api", "--model-repository", str(shared_repository)]
+    refused = subprocess.run([*command, "--entry", "tokenrouter"], capture_output=True, text=True)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert refused.stderr.startswith(f"error: --tls-cert {cert}, --tls-key {tmp_path / 'none'}")
 
 
 def test_malformed_bodies(url: str) -> None:

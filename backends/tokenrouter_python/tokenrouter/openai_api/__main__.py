@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 import uvicorn
 
-from tokenrouter.errors import RouterError
+from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.openai_api.app import Settings, create_app
 from tokenrouter.openai_api.deployment import Deployment
 
@@ -28,14 +29,17 @@ def main(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body.")] = 4 << 20,
     chat_tokens: Annotated[int, typer.Option(min=1, help="Default of max_tokens in a chat.")] = 512,
     playground: Annotated[bool, typer.Option(help="Whether / is a page to try routing on.")] = True,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="TOKENROUTER_TLS_CERT", help="PEM file of the certificate.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="TOKENROUTER_TLS_KEY", help="PEM file of its key.")] = None,
     exit_timeout: Annotated[int, typer.Option(min=0, help="Seconds that running responses get at the end.")] = 10,
 ) -> None:
     """Serves an OpenAI-compatible API in front of Triton."""
     try:
         template = chat_template.read_text("utf-8-sig") if chat_template is not None else None
         deployment = Deployment(model_repository, entry, template)
+        _check_tls(tls_cert, tls_key)
     except (RouterError, OSError, UnicodeDecodeError) as exc:
         print(f"error: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
@@ -50,6 +54,22 @@ def main(
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
+
+
+def _check_tls(cert: Path | None, key: Path | None) -> None:
+    """Whether a server can start with these files.
+
+    Raises:
+        ConfigError: one of them is missing, or they are no certificate and its key.
+    """
+    if cert is None and key is None:
+        return
+    if cert is None or key is None:
+        raise ConfigError("--tls-cert and --tls-key go together: give both PEM files, or none")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as exc:  # ssl.SSLError among them
+        raise ConfigError(f"--tls-cert {cert}, --tls-key {key}: {exc}; give a PEM certificate and its key") from exc
 
 
 if __name__ == "__main__":
