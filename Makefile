@@ -8,6 +8,8 @@ OPENAI_PORT ?= 9000
 # Empty for the arithmetic pair, or smollm2
 MODEL :=
 PIP_ARGS ?=
+# Where PyTorch's CPU build is (its index, see requirements/README.md); empty: what pip's own index gives.
+TORCH_INDEX ?=
 TUNE_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
@@ -22,6 +24,7 @@ endif
 MODEL_REPOSITORY ?= model_repository
 LOCKS := requirements/serve.lock requirements/test.lock
 STAMP := $(VENV)/.installed
+PIP_OPTIONS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_ARGS)
 CODE := backends tools perf tests
 
 .PHONY: help venv serve tune load test unit integration system-packages check format demo-models demo-routers clean
@@ -35,8 +38,8 @@ $(STAMP): $(LOCKS) pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else "Python 3.10 to 3.12 is needed, this is %d.%d: make PYTHON=python3.11 ..." % v)'
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) -r requirements/serve.lock -r requirements/test.lock
-	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_ARGS) --no-deps --no-build-isolation -e .
+	@$(BIN)/python tools/pip_progress.py $(PIP_OPTIONS) $(foreach lock,$(LOCKS),-r $(lock))
+	$(BIN)/pip install --disable-pip-version-check --quiet $(PIP_OPTIONS) --no-deps --no-build-isolation -e .
 	@touch $@
 
 serve: venv $(MODEL_BUILT) ## Serve the demo repository until Ctrl-C; with MODEL=smollm2 a pair that answers in words
