@@ -11,7 +11,7 @@ from tokenrouter.yaml_files import load_yaml
 
 PATH = Path(__file__).resolve().parent.parent / "reference" / "paper.yaml"
 
-Value: TypeAlias = "str | float | bool"
+Value: TypeAlias = str | float | bool
 
 
 class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
