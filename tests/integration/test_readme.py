@@ -1,4 +1,4 @@
-"""The README's examples print what the README says."""
+"""The examples of the README and of docs/calling.md print what these pages say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.openai_server import OpenAiServer
 from tools.tritonserver.server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text("utf-8")
+PAGES = [(ROOT / name).read_text("utf-8") for name in ("README.md", "docs/calling.md")]
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def examples(text: str) -> list[Example]:
     return found
 
 
-EXAMPLES = examples(README)
+EXAMPLES = list(dict.fromkeys(example for page in PAGES for example in examples(page)))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def server() -> Iterator[TritonServer]:
 
 @pytest.fixture(scope="module")
 def ports(server: TritonServer) -> Iterator[dict[str, int]]:
-    """Where the ports of the README are here."""
+    """Where the ports of the pages are here."""
     with OpenAiServer(server, ROOT / "model_repository") as openai:
         openai.wait()
         used = server.ports
@@ -91,7 +91,7 @@ def _run(example: Example, ports: dict[str, int]) -> str:
     return done.stdout
 
 
-def test_the_readme_has_examples_of_every_way_to_call_the_server() -> None:
+def test_there_are_examples_of_every_way_to_call_the_server() -> None:
     code = "\n".join(example.code for example in EXAMPLES)
     for way in (
         "/generate ",
@@ -105,5 +105,5 @@ def test_the_readme_has_examples_of_every_way_to_call_the_server() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.code.splitlines()[0][:60] for example in EXAMPLES])
-def test_an_example_prints_what_the_readme_says(example: Example, ports: dict[str, int]) -> None:
+def test_an_example_prints_what_its_page_says(example: Example, ports: dict[str, int]) -> None:
     assert _comparable(_run(example, ports)) == _comparable(example.output)

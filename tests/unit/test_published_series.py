@@ -1,4 +1,4 @@
-"""The README lists every series that a server publishes."""
+"""docs/metrics.md lists every series that a server publishes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenrouter.batcher import Batching
 from tokenrouter.speculation import Agreement
 from tokenrouter.statistics import CacheStatistics, OrchestratorStatistics, SubserverStatistics
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 PARTS_OF_HISTOGRAMS = ("_bucket", "_sum", "_count")
 
 
@@ -70,7 +70,7 @@ def test_the_readme_lists_every_series_that_is_published(triton: ModuleType, mon
     histograms = {name.removesuffix("_bucket") for name in Family.names if name.endswith("_bucket")}
     parts = {name + part for name in histograms for part in PARTS_OF_HISTOGRAMS}
     published = Family.names - parts | histograms
-    listed = set(re.findall(r"`(tokenrouter_\w+?)(?:\{[\w,]+\})?`", README.read_text("utf-8")))
+    listed = set(re.findall(r"`(tokenrouter_\w+?)(?:\{[\w,]+\})?`", PAGE.read_text("utf-8")))
     assert len(published) > 30
     assert published - listed == set()
     assert listed - published - {"tokenrouter_python"} == set()
