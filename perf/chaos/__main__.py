@@ -24,6 +24,7 @@ from perf.chaos.service import Service
 from perf.command import run
 from perf.rows import show, table, write_rows
 from tools.progress import LateProgress
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 
 def _show(outcome: Outcome) -> None:
@@ -62,9 +63,11 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the order of events and requests.")] = 1,
     model_repository: Annotated[Path, typer.Option(help="A repository like the demo's.")] = Path("model_repository"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    csv_path: Annotated[Path | None, typer.Option("--csv", help="Write all events.")] = None,
-    image: Annotated[Path | None, typer.Option("--plot", help="Draw the run over time.")] = None,
-    log: Annotated[Path | None, typer.Option(help="Write what the launcher printed.")] = None,
+    csv_path: Annotated[Path | None, typer.Option("--csv", help="Write all events.", callback=target_file())] = None,
+    image: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the run over time.", callback=target_file(*IMAGE_SUFFIXES))
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Write what the launcher printed.", callback=target_file())] = None,
 ) -> None:
     known = Known.of(model_repository)
     with LateProgress() as progress, Service(model_repository) as service:

@@ -22,6 +22,7 @@ from perf.emulated.repository import write_emulated_repository
 from perf.rows import Columns, report, shown, table
 from perf.stall.attacks import ATTACKS, HEAVY_CHECKPOINT, attack
 from perf.stall.prober import Prober
+from tools.targets import target_file
 from tools.tritonserver.server import TritonServer
 
 _HEAVY = Path("model_repository/large/1")
@@ -81,7 +82,9 @@ def main(
     times: Annotated[int, typer.Option(help="How often each is sent.", min=1)] = 3,
     at_once: Annotated[int, typer.Option(help="How many at once.", min=1)] = 2,
     step_ms: Annotated[float, typer.Option(help="Step time of both models.")] = 4.0,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write all figures there.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", help="Write all figures there.", callback=target_file())
+    ] = None,
 ) -> None:
     rows = []
     with (
