@@ -15,7 +15,7 @@ from tools.container.manifest import CHART, MANIFEST, ROOT, header, render
 DOCUMENTS: list[dict[str, Any]] = [
     document for document in yaml.safe_load_all(MANIFEST.read_text("utf-8")) if document is not None
 ]
-PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002, "supervisor": 8003, "openai": 9000}
 
 
 def only(kind: str, name: str = "tokenrouter") -> dict[str, Any]:
@@ -102,12 +102,14 @@ def test_grace_period_covers_what_running_requests_may_take(pod: dict[str, Any],
 def test_loading_may_take_half_an_hour_and_only_then_probes_count(triton: dict[str, Any]) -> None:
     startup = triton["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] == 1800
-    paths = {kind: triton[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
-    assert paths == {
-        "startup": "/v2/health/ready",
-        "readiness": "/v2/health/ready",
-        "liveness": "/v2/health/live",
+    assert "--ready-timeout=1800" in triton["args"], "the supervisor must not give up before"
+    probes = {kind: triton[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")}
+    assert {kind: probe["path"] for kind, probe in probes.items()} == {
+        "startup": "/readyz",
+        "readiness": "/readyz",
+        "liveness": "/healthz",
     }
+    assert {probe["port"] for probe in probes.values()} == {"supervisor"}
 
 
 def test_least_privilege(pod: dict[str, Any]) -> None:

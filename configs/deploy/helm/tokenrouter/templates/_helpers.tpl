@@ -39,3 +39,9 @@ tokenrouter/model.{{ include "tokenrouter.dns" . }}: "true"
 {{- end -}}
 {{- .Values.gpus | default (add1 $highest) }}
 {{- end }}
+
+{{- define "tokenrouter.hardened" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: { drop: [ALL] }
+{{- end }}
