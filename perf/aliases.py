@@ -38,7 +38,7 @@ ROWS: dict[str, dict[str, Any]] = {
 
 def main(
     deployment: Annotated[Path, typer.Option(help="The deployment's YAML file.")] = Path("configs/demo.yaml"),
-    repository: Annotated[
+    model_repository: Annotated[
         Path, typer.Option(help="A built repository of it, for what lies in version folders.")
     ] = Path("model_repository"),
     starts: Annotated[int, typer.Option(min=1, help="Starts of every row.")] = 5,
@@ -47,7 +47,8 @@ def main(
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ROWS}
     with tempfile.TemporaryDirectory() as scratch:
         folders = {
-            name: _built(deployment, repository, Path(scratch) / str(i), ROWS[name]) for i, name in enumerate(ROWS)
+            name: _built(deployment, model_repository, Path(scratch) / str(i), ROWS[name])
+            for i, name in enumerate(ROWS)
         }
         for _ in range(starts):
             for name, folder in folders.items():

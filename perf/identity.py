@@ -24,6 +24,7 @@ from perf.rows import Columns, Row, report, shown, table
 from tools.demo_models.task import load_problems
 from tools.evaluate import Setting, parse_setting
 from tools.load import ClosedLoop, request_bytes
+from tools.targets import target_file
 from tools.tritonserver.server import TritonServer
 
 POLICIES = [
@@ -142,15 +143,15 @@ def main(
     problems: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a response.")] = 96,
     inflight: Annotated[int, typer.Option(min=1, help="Requests at a time.")] = 8,
-    repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
+    model_repository: Annotated[Path, typer.Option(help="Model repository.")] = Path("model_repository"),
     source: Annotated[Path, typer.Option("--from", help="JSON lines with prompts.")] = Path(
         "configs/demo/problems.jsonl"
     ),
-    csv: Annotated[Path | None, typer.Option(help="Write the rows there too.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the rows there too.", callback=target_file())] = None,
 ) -> None:
     settings = [parse_setting(text) for text in policy]
     prompts = [problem.prompt for problem in load_problems(source)[:problems]]
-    with TritonServer(repository) as server:
+    with TritonServer(model_repository) as server:
         rows = [
             compared(server.grpc_url, prompts, setting, mode, max_tokens=max_tokens, inflight=inflight)
             for setting in settings

@@ -20,6 +20,7 @@ from perf.reference_routers.imports import torchvision_mlp
 from perf.reference_routers.rows import Finding
 from tools.errors import CommandError
 from tools.markdown import markdown
+from tools.targets import target_file
 
 # A file that tells the repository -> what compares it.
 SOURCES: dict[str, Callable[[Path, Path], Iterator[Finding]]] = {
@@ -53,7 +54,9 @@ def comparison(source: Path) -> Callable[[Path, Path], Iterator[Finding]]:
 def main(
     source: Annotated[list[Path], typer.Option(exists=True, file_okay=False, help="Checkouts of the authors' code.")],
     torchvision: Annotated[Path | None, typer.Option(exists=True, help="Folder with torchvision, for CITER.")] = None,
-    write: Annotated[Path | None, typer.Option("--vectors", help="Write R2R's test values to this file.")] = None,
+    write: Annotated[
+        Path | None, typer.Option("--vectors", help="Write R2R's test values.", callback=target_file())
+    ] = None,
 ) -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -14,14 +14,15 @@ import typer
 
 from tools.errors import CommandError, reported
 from tools.smollm2.wheel import weights
+from tools.targets import target_file, target_folder
 
 POLICIES = ("random:p=0.5", "rstitch:threshold=0.05", "rstitch:threshold=0.1", "rstitch:threshold=0.2")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
-FolderOption = Annotated[Path, typer.Option(help="Where `build` wrote.")]
+FolderOption = Annotated[Path, typer.Option(help="Where `build` wrote.", callback=target_folder())]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="CPU threads; use more on idle cores only.")]
-SavedOption = Annotated[Path, typer.Option(help="Folder of answers.")]
+SavedOption = Annotated[Path, typer.Option(help="Folder of answers.", callback=target_folder())]
 
 # torch and transformers take seconds to import: the commands do it when their arguments are known to be right.
 
@@ -79,7 +80,10 @@ def answers(
 @reported()
 def train(
     data: SavedOption,
-    output: Annotated[Path, typer.Option(help="File of layers to write, *.gguf; a draft lies beside it meanwhile.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="File of layers to write; a draft lies beside it meanwhile.", callback=target_file(".gguf")),
+    ],
     folder: FolderOption = Path(".smollm2"),
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps, of 16 answers each.")] = 2000,
     threads: ThreadsOption = 1,
