@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from perf.emulated.deployment import EmulatedDeployment
 from perf.serving.window import ENTRY, Window, between, mark
@@ -33,6 +34,7 @@ class Plan:
         repeats: windows, one after the other.
         seed: of the responses and their prompts; the routing follows from one or the other.
         scripts: `policy_params` of the responses, in turn; empty for those of the deployment.
+        fields: further inputs of every request.
     """
 
     warm_up_s: float = 2.0
@@ -40,13 +42,16 @@ class Plan:
     repeats: int = 3
     seed: int = 1
     scripts: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def prompt(self, index: int) -> str:
         return f"{PROMPT}{self._number(index):08x}"
 
     def request(self, index: int) -> bytes:
         """The request number `index`: endless, with a prompt and a seed of its own."""
-        fields = {"policy_params": self.scripts[index % len(self.scripts)]} if self.scripts else {}
+        fields = dict(self.fields)
+        if self.scripts:
+            fields["policy_params"] = self.scripts[index % len(self.scripts)]
         seed = self._number(index)
         return request_bytes(ENTRY, self.prompt(index), max_tokens=ENDLESS, seed=seed, **fields)
 

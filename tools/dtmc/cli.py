@@ -20,7 +20,7 @@ from tools.build_repository.tuning import Edit, plan_edits, write_edits
 from tools.dtmc.chain import DEFAULT_MAX_TRANSITIONS
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.network import parse_thresholds
-from tools.dtmc.profile import load_profile
+from tools.dtmc.profile import Profile, load_profile
 from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_table
 from tools.dtmc.solve import Solution, solve
 from tools.dtmc.sweep import Simulate, Sweep, plot, sweep
@@ -69,9 +69,25 @@ def search_command(
         float | None, typer.Option(min=0.0, help="Fail if the mean time per output token at N is longer.")
     ] = None,
     max_transitions: MaxTransitions = SEARCH_TRANSITIONS,
+    speculation: Annotated[
+        bool, typer.Option("--speculation", help="For speculative hand-off: thresholds and depth, by simulation.")
+    ] = False,
+    agreement: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="Share of guesses that the large model writes too.")
+    ] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Most guesses per request; default: the best.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best deadlock-free thresholds."""
+    if speculation:
+        if agreement is None:
+            raise DtmcError(
+                "--speculation: give --agreement too, as tokenrouter_agreement of a server's metrics has it"
+            )
+        _search_speculation(load_profile(profile), inflight, agreement, depth, table=table, as_json=as_json)
+        return
+    if agreement is not None or depth is not None:
+        raise DtmcError("--agreement and --depth: only with --speculation")
     with LateProgress() as report:
         options: dict[str, Any] = {"exhaustive": exhaustive, "max_transitions": max_transitions, "report": report}
         loaded = load_profile(profile)
@@ -82,6 +98,30 @@ def search_command(
         _print_json(last | {"table": [asdict(row) for row in rows]} if table else last)
     else:
         _print_results(rows)
+
+
+def _search_speculation(
+    profile: Profile, inflight: int, agreement: float, depth: int | None, *, table: bool, as_json: bool
+) -> None:
+    from tools.simulate.search import DEPTHS, search_speculation, search_speculation_table  # with torch
+
+    depths = DEPTHS if depth is None else (depth,)
+    with LateProgress() as report:
+        if table:
+            rows = search_speculation_table(profile, inflight, agreement, depths=depths, report=report)
+        else:
+            rows = [search_speculation(profile, inflight, agreement, depths=depths, report=report)]
+    if as_json:
+        listed = [asdict(row) | {"ratio": row.ratio, "pays": row.pays} for row in rows]
+        _print_json(listed[-1] | {"table": listed} if table else listed[-1])
+        return
+    names = list(rows[0].thresholds)
+    shown = Table("N", *(f"B {name}" for name in names), "depth", "tokens/s", "plain", "ratio")
+    for row in rows:
+        bs, rate = map(str, row.thresholds.values()), _with_error(row.tokens_per_second, row.standard_error)
+        plain = f"{row.plain_tokens_per_second:.1f}"
+        shown.add_row(str(row.inflight), *bs, str(row.depth), rate, plain, f"{row.ratio:.2f}x")
+    console.print(shown)
 
 
 @app.command("sweep")

@@ -1,0 +1,1 @@
+"""Speculative hand-off beside plain routing, with emulated engines; see `perf.speculation.__main__`."""
