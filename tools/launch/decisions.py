@@ -182,8 +182,9 @@ class Decisions:
         if self._phase is Phase.SERVING:
             self._check_server(now_s)
             self._check_reloads(now_s)
-            if self._dead_s and now_s >= min(self._dead_s.values()) + self.limits.collect_s:
-                self._bring_back(now_s)
+        due = self._dead_s and now_s >= min(self._dead_s.values()) + self.limits.collect_s
+        if due and self._phase is Phase.SERVING:
+            self._bring_back(now_s)
         actions, self._actions = self._actions, []
         return actions
 
@@ -199,6 +200,8 @@ class Decisions:
 
     def started(self, models: Iterable[str], *, now_s: float) -> None:
         """Tritonserver is ready with these models; a death before this was a failed start."""
+        if self._phase is Phase.GIVEN_UP:
+            return
         front = {name: each for name, each in self._components.items() if name == FRONT}
         self._dead_s = {name: at_s for name, at_s in self._dead_s.items() if name == FRONT}
         self._reloading.clear()
@@ -297,7 +300,7 @@ class Decisions:
         if FRONT in dead:
             self._restarts[FRONT] += 1
             self._set(FRONT, Condition.STARTING, now_s)
-            self._actions.append(StartFront())
+            self._act(StartFront())
         # Clients are cut off once, before anything is loaded again.
         for model in sorted(models, key=lambda name: name in self.subservers):
             self._reload(model, 1, now_s)
@@ -306,7 +309,7 @@ class Decisions:
         self._restarts[model] += 1
         self._reloading[model] = _Reloading(now_s + self.limits.load_s, tried)
         self._set(model, Condition.RELOADING, now_s)
-        self._actions.append(Reload(model, cut=tried == 1 and model not in self.subservers))
+        self._act(Reload(model, cut=tried == 1 and model not in self.subservers))
 
     def _restart(self, why: str, now_s: float) -> None:
         self._since_s.setdefault(SERVER, now_s)
@@ -321,20 +324,27 @@ class Decisions:
                 self._dead_s.pop(name, None)
                 self._since_s.setdefault(name, now_s)
                 self._set(name, Condition.STARTING, now_s)
-        self._actions.append(Restart(why))
+        self._act(Restart(why))
 
     def _count(self, what: str, now_s: float) -> bool:
         """Whether to go on after one more event."""
+        if self._phase is Phase.GIVEN_UP:
+            return False
         self._events_s.append(now_s)
         while now_s - self._events_s[0] > self.limits.window_s:
             self._events_s.popleft()
         number, limits = len(self._events_s), self.limits
-        self._actions.append(Note(f"{what} (event {number} in {limits.window_s:g} s, at most {limits.events})"))
+        self._act(Note(f"{what} (event {number} in {limits.window_s:g} s, at most {limits.events})"))
         if number <= limits.events:
             return True
         self._phase, self._reason = Phase.GIVEN_UP, f"{number} events in {limits.window_s:g} s, the last: {what}"
         self._actions.append(GiveUp(self._reason))
         return False
+
+    def _act(self, action: Action) -> None:
+        """Nothing is done, or said, after giving up."""
+        if self._phase is not Phase.GIVEN_UP:
+            self._actions.append(action)
 
     def _up(self, name: str, now_s: float) -> None:
         self._set(name, Condition.UP, now_s)
@@ -342,7 +352,7 @@ class Decisions:
         began_s = self._since_s.pop(name, None)
         if began_s is not None:
             self._recovery_s[name] = now_s - began_s
-            self._actions.append(Note(f"{name} is back after {now_s - began_s:.2f} s"))
+            self._act(Note(f"{name} is back after {now_s - began_s:.2f} s"))
 
     def _set(self, name: str, condition: Condition, now_s: float) -> None:
         component = self._components.get(name)
