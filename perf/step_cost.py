@@ -40,6 +40,7 @@ from tokenrouter.request import RequestFields
 from tokenrouter.statistics import SubserverStatistics
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import SteppingRunner
+from tools.targets import target_file
 
 STEP, HANDOFF = "step", "hand-off"
 ENGINE = "engine (emulated)"
@@ -198,7 +199,7 @@ def main(
     tokens: Annotated[int, typer.Option(min=100, help="Tokens to write per number in flight.")] = 3000,
     leave_rate: Annotated[float, typer.Option(min=0.01, max=0.99, help="How often the small model is left.")] = 0.35,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write this file.", callback=target_file(".csv"))] = None,
 ) -> None:
     wake_up = wake_up_us()
     rows: list[dict[str, Any]] = []

@@ -16,6 +16,7 @@ import typer
 
 from tokenrouter.direct_http import http_open
 from tools.errors import CommandError, reported
+from tools.targets import IMAGE_SUFFIXES, target_file
 
 DASHBOARD = Path(__file__).resolve().parents[1] / "configs/monitoring/grafana/tokenrouter.json"
 _COLUMNS = 3
@@ -83,7 +84,9 @@ def _line(series: dict[str, Any], legend: str) -> Line:
 @reported()
 def main(
     prometheus: Annotated[str, typer.Option(help="Base URL of Prometheus.")] = "http://127.0.0.1:9090",
-    output: Annotated[Path, typer.Option(help="The picture.")] = Path("dashboard.png"),
+    output: Annotated[Path, typer.Option(help="The picture.", callback=target_file(*IMAGE_SUFFIXES))] = Path(
+        "dashboard.png"
+    ),
     minutes: Annotated[float, typer.Option(min=0.1, help="How far back.")] = 15.0,
     rate_interval: Annotated[str, typer.Option(help="Stands for Grafana's $__rate_interval.")] = "20s",
 ) -> None:

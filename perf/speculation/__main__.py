@@ -24,6 +24,7 @@ from perf.speculation.study import Study
 from tokenrouter.speculation import DEFAULT_DEPTH
 from tools.dtmc.profile import load_profile
 from tools.progress import LateProgress
+from tools.targets import target_file
 
 _RATES: Columns = {
     "in flight": ("inflight", ""),
@@ -62,7 +63,7 @@ def main(
     warm_up: Annotated[float, typer.Option(min=0.0, help="Seconds before a window.")] = 1.5,
     seed: Annotated[int, typer.Option(help="Of the responses.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write this file.", callback=target_file(".csv"))] = None,
 ) -> None:
     loaded = routed(load_profile(profile), policy)
     study = Study(loaded, policy, Plan(warm_up, seconds, 1, seed), repeats, depth)

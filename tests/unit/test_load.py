@@ -107,12 +107,12 @@ def test_no_more_than_the_number_in_flight_are_sent_before_one_ends(url: str, an
 def test_an_answered_error_and_a_server_that_is_not_there_are_reported(url: str) -> None:
     with (
         ClosedLoop(url, in_turn(MODEL, ["refused"], 4), 1) as loop,
-        pytest.raises(LoadError, match=r"^load: no room$"),
+        pytest.raises(LoadError, match=rf"^load on {url}: no room$"),
     ):
         next(seconds for seconds in loop.ticks() if seconds > 10)
     with (
         ClosedLoop("127.0.0.1:9", in_turn(MODEL, ["a"], 4), 1) as loop,
-        pytest.raises(LoadError, match="load: UNAVAILABLE: "),
+        pytest.raises(LoadError, match=r"load on 127\.0\.0\.1:9: UNAVAILABLE: "),
     ):
         next(seconds for seconds in loop.ticks() if seconds > 10)
 
@@ -122,7 +122,7 @@ def test_requests_that_hang_are_reported_while_the_load_runs_and_at_its_end(
 ) -> None:
     monkeypatch.setattr(load, "HANG_S", 0.3)
     answering.may_answer.clear()
-    says = r"^load: 2 requests hang: nothing came of them for 0\.3 s$"
+    says = rf"^load on {url}: 2 requests hang: nothing came of them for 0\.3 s$"
     with pytest.raises(LoadError, match=says), ClosedLoop(url, request, 2) as loop:
         next(seconds for seconds in loop.ticks() if seconds > 10)
     with pytest.raises(LoadError, match=says), ClosedLoop(url, request, 2) as loop:

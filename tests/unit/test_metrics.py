@@ -49,7 +49,7 @@ def test_agreement_is_counted_by_policy(series: Series) -> None:
     from tokenrouter.triton.metrics import OrchestratorMetrics
 
     cluster = Cluster(engine={"repeat": True})
-    metrics = OrchestratorMetrics("tokenrouter", cluster.orchestrator)
+    metrics = OrchestratorMetrics("tokenrouter", cluster.orchestrator, "scripted")
     cluster.orchestrator.speculation.track("random")
     metrics.publish()
     assert series["tokenrouter_discarded_tokens", "policy", "random"] == 0

@@ -27,7 +27,8 @@ def test_without_the_wheel_the_remedy_is_named(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "command", [("answers", "--output", "a"), ("train", "--data", "a", "--output", "b"), ("evaluate", "--data", "a")]
+    "command",
+    [("answers", "--output", "a"), ("train", "--data", "a", "--output", "b.gguf"), ("evaluate", "--data", "a")],
 )
 def test_before_anything_is_built_the_remedy_is_named(command: tuple[str, ...], tmp_path: Path) -> None:
     result = run(app, *command, "--folder", tmp_path / "none")
