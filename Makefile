@@ -27,7 +27,7 @@ STAMP := $(VENV)/.installed
 PIP_OPTIONS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_ARGS)
 CODE := backends tools perf tests
 
-.PHONY: help venv serve tune load test unit integration system-packages check format demo-models demo-routers clean
+.PHONY: help venv serve tune load test unit integration chaos system-packages check format demo-models demo-routers clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ unit: venv
 
 integration: venv
 	$(BIN)/python -m pytest tests/integration -n auto --maxprocesses=4 --dist loadscope --no-loadscope-reorder -q
+
+chaos: venv ## Two minutes of chaos beside nothing else: processes die, clients misbehave, answers stay right
+	TOKENROUTER_CHAOS=1 $(BIN)/python -m pytest tests/integration/test_chaos.py -q
 
 system-packages: ## Debian packages for tests of pages and monitoring (as root); without them those tests are skipped
 	apt-get update -qq

@@ -100,7 +100,7 @@ def _shared_python(version: str) -> tuple[Path, ...]:
 def assemble_backends(installation: Installation, folder: Path) -> Path:
     """A backend directory. Triton refuses libraries behind links out of it, so its own files are copied."""
     python = folder / "python"
-    python.mkdir(parents=True)
+    python.mkdir(parents=True, exist_ok=True)
     for file in installation.python_backend:
         if file.is_file():
             shutil.copy2(file, python / file.name)

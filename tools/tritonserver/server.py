@@ -22,6 +22,8 @@ from tools.tritonserver.processes import Processes
 from tools.tritonserver.repository_api import HEADER, RESTRICTED, RepositoryApi
 from tools.tritonserver.run_directory import RunDirectory, remove_stale_run_directories
 
+_STARTS = 3
+_LOCK_LOST = "boost::interprocess::lock_exception"
 _POLL_S = 0.1
 # What models get beyond the time for requests, to end responses that are cut short; and what the server gets to unload
 # them. It ends as soon as it has; on a busy machine that takes a while.
@@ -152,12 +154,26 @@ class TritonServer:
         self._run_dir = RunDirectory.create()
         self._key = self.admin_key or secrets.token_hex(16)
         try:
-            self._processes = self._spawn(installation, self._run_dir)
-            self._wait_until_ready(self._processes)
+            for left in reversed(range(_STARTS)):
+                self._processes = self._spawn(installation, self._run_dir)
+                try:
+                    self._wait_until_ready(self._processes)
+                    break
+                except LaunchError:
+                    if not left or not self._aborted(self._processes):
+                        raise
+                    self._processes.end(0.0)
         except BaseException:
             self.kill()  # nobody's request runs yet
             raise
         return self
+
+    def _aborted(self, processes: Processes) -> bool:
+        """Whether Triton gave up a lock that it shares with a model's process, which ended while it started.
+
+        Seen a few times in hundreds of starts on a busy machine, with Triton 2.51; a second start has always worked.
+        """
+        return not processes.is_running() and _LOCK_LOST in self.log_text()
 
     def stop(self, *, hangs: bool = False) -> int | None:
         """SIGTERM: running requests get their time. In the end SIGKILL; removes what is left.
