@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
+from perf.load.client_threads import ClientThreads
 from perf.load.known import KnownAnswer, Reply, Verdict, judged
 from perf.load.ways import WAYS, Endpoints
 
@@ -54,7 +53,7 @@ class Judged:
         return self.verdicts.total()
 
 
-class KnownLoop:
+class KnownLoop(ClientThreads):
     """Keeps `in_flight` known requests running from `start` to `stop`, each client on connections of its own.
 
     The order of requests and ways follows from the seed. A client whose request was not answered right waits 0.2 s
@@ -64,25 +63,16 @@ class KnownLoop:
     def __init__(
         self, to: Endpoints, answers: Sequence[KnownAnswer], in_flight: int, *, seed: int, patience_s: float = 60.0
     ) -> None:
+        super().__init__(in_flight, patience_s)
         self.judged = Judged()
-        self._to, self._answers, self._seed, self._patience_s = to, answers, seed, patience_s
+        self._to, self._answers, self._seed = to, answers, seed
         self._ways = [name for name in WAYS if to.openai or not name.startswith("/v1")]
-        self._numbers = count()
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(in_flight)]
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Sends nothing more and waits for what runs; clients that never come back count as hung."""
-        self._stopping.set()
-        until = time.perf_counter() + self._patience_s + 10.0
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.perf_counter()))
-        self.judged.verdicts[Verdict.HUNG] += sum(thread.is_alive() for thread in self._threads)
+    def stop(self) -> int:
+        """See `ClientThreads.stop`; clients that never come back are judged as hung."""
+        hung = super().stop()
+        self.judged.verdicts[Verdict.HUNG] += hung
+        return hung
 
     def __enter__(self) -> KnownLoop:
         self.start()

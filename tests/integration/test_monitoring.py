@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 
 import pytest
 
@@ -19,7 +18,7 @@ from tests.support.http_calls import generate
 from tests.support.repositories import byte_tokenizer, emulated_spec, write_emulated
 from tests.support.supervised import Supervised, supervised
 from tests.support.waiting import until
-from tokenrouter.direct_http import http_open
+from tokenrouter.direct_http import http_open, is_ok
 from tools import dashboard
 from tools.tritonserver.ports import free_port
 
@@ -76,17 +75,6 @@ def load(server: Supervised) -> Iterator[None]:
             thread.join()
 
 
-def ready(url: str) -> bool:
-    try:
-        http_open(f"{url}/-/ready", timeout=5).close()
-    except HTTPError as exc:
-        exc.close()
-        return False
-    except OSError:
-        return False
-    return True
-
-
 @contextmanager
 def prometheus(folder: Path, **pages: str) -> Iterator[str]:
     """Base URL of a Prometheus that scrapes the pages of the project's own configuration, found elsewhere."""
@@ -101,7 +89,7 @@ def prometheus(folder: Path, **pages: str) -> Iterator[str]:
     process = subprocess.Popen([*command, "--storage.tsdb.path=data", "--log.level=error"], cwd=folder)
     url = f"http://127.0.0.1:{port}"
     try:
-        until(lambda: ready(url), what="Prometheus is ready")
+        until(lambda: is_ok(f"{url}/-/ready", 5.0), what="Prometheus is ready")
         yield url
     finally:
         process.terminate()

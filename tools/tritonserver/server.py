@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from urllib.error import HTTPError
 
 from tokenrouter.channel.unix import RUNTIME_DIR_VARIABLE
-from tokenrouter.direct_http import http_open
+from tokenrouter.direct_http import http_open, is_ok
 from tools.tritonserver import log
 from tools.tritonserver.installation import Installation, LaunchError, assemble_backends, find_installation
 from tools.tritonserver.ports import Ports
@@ -260,11 +259,4 @@ class TritonServer:
         self.wait(time.monotonic() - started)
 
     def _answers(self, question: str, timeout_s: float) -> bool:
-        try:
-            with http_open(f"{self.http_url}/v2/health/{question}", timeout=timeout_s) as response:
-                return int(response.status) == 200
-        except HTTPError as exc:
-            exc.close()
-            return False
-        except OSError:
-            return False
+        return is_ok(f"{self.http_url}/v2/health/{question}", timeout_s)

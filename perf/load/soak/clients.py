@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 import grpc
 
+from perf.load.client_threads import ClientThreads
 from perf.load.streams import over_grpc
 from perf.load.timing import Timing
 from tools.load import open_channel, request_bytes
@@ -60,30 +59,15 @@ class Served:
     errors: list[str] = field(default_factory=list)
 
 
-class Clients:
+class Clients(ClientThreads):
     """Keeps `in_flight` requests running from `start` to `stop`, each on a connection of its own.
 
     Unlike `tools.load.ClosedLoop`, every request has a time limit, and can be cancelled alone.
     """
 
     def __init__(self, url: str, workload: Workload, in_flight: int, served: Served) -> None:
+        super().__init__(in_flight, workload.watchdog_s)
         self._url, self._workload, self._served = url, workload, served
-        self._numbers = count()
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._client, daemon=True) for _ in range(in_flight)]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> int:
-        """Sends nothing more and waits for what runs. Returns how many clients hang all the same."""
-        self._stopping.set()
-        until = time.monotonic() + self._workload.watchdog_s + 10.0
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        return sum(thread.is_alive() for thread in self._threads)
 
     def _client(self) -> None:
         with open_channel(self._url) as channel:
