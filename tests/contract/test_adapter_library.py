@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,10 +25,11 @@ from tensorrt_llm._double.scheduler import Scheduler
 from tests.contract.deployments import DEMO, HANDOFF_IDS, ROOT, TENSORRT_LLM, deployment
 from tests.contract.double import double_environment
 from tokenrouter.engines import load_tensorrt_llm
-from tokenrouter.engines.base import Placement
+from tokenrouter.engines.base import EngineStep, Placement
 from tokenrouter.engines.tensorrt_llm import engine as engine_module
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 from tokenrouter.engines.tensorrt_llm.environment import clean_environment
+from tokenrouter.engines.tensorrt_llm.iterations import MOST_PENDING, Iterations, records
 from tokenrouter.engines.tensorrt_llm.library import refuse_unsafe
 from tokenrouter.engines.tensorrt_llm.outputs import Visit
 from tokenrouter.engines.tensorrt_llm.visits import ControlIds, WorkerVisit
@@ -120,15 +124,112 @@ def test_what_the_settings_leave_out(tmp_path: Path) -> None:
     assert config.arguments["scheduler_config"]["context_chunking_policy"] == "EQUAL_PROGRESS"
 
 
-def test_resumed_histories_share_a_step(tmp_path: Path) -> None:
+def test_resumed_histories_share_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 100 tokens each, charged in full, two would fit."""
-    settings = {"max_num_tokens": 256, "enable_iter_perf_stats": True}
+    steps: list[list[int]] = []
+    schedule = Scheduler.schedule
+
+    def noted(self: Scheduler) -> Any:
+        rows = schedule(self)
+        steps.append([row.chunk for row in rows if row.prefilling])
+        return rows
+
+    monkeypatch.setattr(Scheduler, "schedule", noted)
     prompts = [[16 + i] * 100 for i in range(8)]
-    with TokenRouter.from_repository(deployment(tmp_path, per_model={"small": settings})) as router:
+    folder = deployment(tmp_path, per_model={"small": {"max_num_tokens": 256}})
+    with TokenRouter.from_repository(folder) as router:
         router.generate(prompts, max_tokens=12, policy="scripted", policy_params=ALTERNATE, end_id=-1)
-        stats = [each["inflightBatchingStats"] for each in engine_of(router)._library.llm.get_stats()]
-    together = [each["numContextRequests"] for each in stats if each["numCtxTokens"] < 40]
+    together = [len(chunks) for chunks in steps if sum(chunks) < 40]
     assert max(together) > 2, together
+
+
+# --- times of steps --------------------------------------------------------------------------------------------------
+
+
+def record(
+    iteration: int, ms: float, *, active: int, new: int, contexts: int = 0, decodes: int = 0, tokens: int = 0
+) -> dict[str, Any]:
+    """Statistics of an iteration, as the library gives them."""
+    batching = {"numContextRequests": contexts, "numGenRequests": decodes, "numCtxTokens": tokens}
+    counts = {"numActiveRequests": active, "numNewActiveRequests": new}
+    return {"iter": iteration, "iterLatencyMS": ms, **counts, "inflightBatchingStats": batching}
+
+
+def output(iteration: int | None, ms: float) -> Any:
+    """The final output of a request whose first token came in that iteration, so long after it was scheduled."""
+    start = timedelta(seconds=100)
+    times = SimpleNamespace(first_scheduled_time=start, first_token_time=start + timedelta(milliseconds=ms))
+    return SimpleNamespace(request_perf_metrics=SimpleNamespace(first_iter=iteration, timing_metrics=times))
+
+
+def test_an_iteration_is_a_step_if_nobody_had_to_be_waited_for() -> None:
+    iterations = Iterations()
+    assert iterations.told(record(7, 4.0, active=3, new=1, contexts=1, decodes=2, tokens=6)) == EngineStep(3, 5, 0.004)
+    # All new: the loop may have waited.
+    assert iterations.told(record(8, 900.0, active=2, new=2, contexts=2, tokens=2)) is None
+    # No step: numbers of an earlier one.
+    assert iterations.told(record(9, 900.0, active=1, new=0, decodes=2)) is None
+    assert iterations.told(record(10, 900.0, active=0, new=0, decodes=2)) is None
+
+
+@pytest.mark.parametrize("request_first", [True, False])
+def test_where_all_are_new_a_request_tells_the_time_of_its_first_step(request_first: bool) -> None:
+    iterations = Iterations()
+    told = record(8, 900.0, active=2, new=2, contexts=2, tokens=5)
+    steps = [iterations.timed(output(8, 3.0))] if request_first else []
+    steps += [iterations.told(told)]
+    steps += [iterations.timed(output(8, 3.0)), iterations.timed(output(8, 3.0))]
+    assert [step for step in steps if step is not None] == [EngineStep(2, 3, 0.003)]
+    # A prompt of several chunks was scheduled for the first time in an earlier iteration.
+    iterations.told(record(9, 5.0, active=1, new=1, contexts=1, tokens=9))
+    assert iterations.timed(output(9, 80.0)) is None
+    assert iterations.timed(output(None, 1.0)) is iterations.timed(SimpleNamespace(request_perf_metrics=None)) is None
+
+
+def test_what_never_finds_its_other_half_is_forgotten() -> None:
+    iterations = Iterations()
+    for number in range(3 * MOST_PENDING):
+        iterations.told(record(2 * number, 5.0, active=1, new=1, contexts=1, tokens=1))
+        iterations.timed(output(2 * number + 1, 1.0))
+    assert len(iterations._untimed) == len(iterations._times) == MOST_PENDING
+
+
+def test_an_executor_that_is_asked_by_rpc_is_asked_in_a_thread() -> None:
+    threads: list[str] = []
+
+    def get_stats(timeout: float) -> list[dict[str, Any]]:
+        threads.append(threading.current_thread().name)
+        return [{"iter": 1}, {"iter": 2}]
+
+    llm = SimpleNamespace(_executor=SimpleNamespace(rpc_client=object()), get_stats=get_stats)
+
+    async def asked() -> list[dict[str, Any]]:
+        return [each async for each in records(llm)]
+
+    assert asyncio.run(asked()) == [{"iter": 1}, {"iter": 2}]
+    assert threads != [threading.current_thread().name]
+
+
+def test_the_profiler_gets_step_times_by_batch_size(router: TokenRouter) -> None:
+    statistics = router._driver.subservers["small"].statistics
+    wanted = {1, len(PROMPTS)}
+
+    def timed() -> bool:
+        for prompts in (PROMPTS, PROMPTS[:1]):
+            router.generate(prompts, max_tokens=12, policy="single", end_id=-1)
+            time.sleep(0.6)
+        return wanted <= statistics.step_times.by_batch.keys()
+
+    wait_until(timed, "no step times")
+    assert all(0 < sums.seconds / sums.steps < 5 for sums in statistics.step_times.by_batch.values())
+
+
+def test_without_statistics_nobody_asks(tmp_path: Path) -> None:
+    folder = deployment(tmp_path, per_model={"small": {"enable_iter_perf_stats": False}})
+    with TokenRouter.from_repository(folder) as router:
+        router.generate(PROMPTS[:1], max_tokens=3, policy="single")
+        assert engine_of(router)._asking is None
+        assert engine_of(router, "large")._asking is not None
 
 
 # --- start-up --------------------------------------------------------------------------------------------------------

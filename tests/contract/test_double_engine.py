@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import sys
 import time
@@ -15,7 +16,7 @@ from tensorrt_llm._double.model import POOL
 from tensorrt_llm.executor import RequestError
 from tensorrt_llm.llmapi import ContextChunkingPolicy, CudaGraphConfig, KvCacheRetentionConfig, SchedulerConfig
 
-from tests.contract.calls import BLOCK, PROMPT, STOP, build, finish, iterations, submit, tags
+from tests.contract.calls import BLOCK, PROMPT, STOP, build, finish, iterations, run, submit, tags
 from tests.contract.processors import CALLS, GATES, Fail, Force, Gate, Record
 from tokenrouter.engines.tensorrt_llm.facts import WORKER_COMMAND
 
@@ -196,8 +197,7 @@ def test_all_blocks_come_back(salt: str) -> None:
             finish(llm, prompt, salt, max_tokens=count, logits_processor=Force(None, 1, None, 2, STOP))
         finish(llm, max_tokens=1)
         stats = llm.get_stats()[-1]["kvCacheStats"]
-        # Before the last one gave back its own.
-        assert (stats["maxNumBlocks"], stats["freeNumBlocks"]) == (20, 19)
+        assert (stats["maxNumBlocks"], stats["freeNumBlocks"]) == (20, 20)
 
 
 def pool() -> int:
@@ -230,7 +230,77 @@ def test_a_processor_can_see_how_large_the_pool_really_is(monkeypatch: pytest.Mo
 def test_padded_graphs_take_a_block() -> None:
     with build(cache={"max_tokens": 3 * BLOCK}, cuda_graph_config=CudaGraphConfig(enable_padding=True)) as llm:
         finish(llm, max_tokens=1)
-        assert llm.get_stats()[0]["kvCacheStats"]["freeNumBlocks"] == 1
+        assert llm.get_stats()[0]["kvCacheStats"]["freeNumBlocks"] == 2
+
+
+# --- statistics of iterations ----------------------------------------------------------------------------------------
+
+
+def told(llm: LLM) -> list[tuple[int, ...]]:
+    """Active and new requests, context and decoding ones of each iteration since the last call."""
+    names = ("numActiveRequests", "numNewActiveRequests")
+    inside = ("numContextRequests", "numGenRequests")
+    return [
+        (*(each[name] for name in names), *(each["inflightBatchingStats"][name] for name in inside))
+        for each in llm.get_stats()
+    ]
+
+
+@pytest.mark.pins("iterations_told", "iteration_includes_wait")
+def test_the_first_iteration_counts_the_time_that_the_loop_waited(llm: LLM) -> None:
+    finish(llm, max_tokens=3)
+    llm.get_stats()
+    time.sleep(0.3)
+    finish(llm, max_tokens=3)
+    first, *more = llm.get_stats()
+    assert first["iterLatencyMS"] >= 250
+    assert (first["numActiveRequests"], first["numNewActiveRequests"]) == (1, 1)
+    assert [(each["numActiveRequests"], each["numNewActiveRequests"]) for each in more] == [(1, 0)] * 2
+
+
+@pytest.mark.pins("idle_iterations_repeat")
+def test_an_iteration_without_a_step_repeats_the_numbers_of_the_one_before(llm: LLM) -> None:
+    finish(llm, max_tokens=2)
+    told(llm)
+    llm._executor.worker.put(10**9)  # an abort of nobody wakes the loop
+    end = time.monotonic() + 10
+    seen: list[tuple[int, ...]] = []
+    while not seen and time.monotonic() < end:
+        seen = told(llm)
+    assert seen == [(0, 0, 0, 1)]
+
+
+@pytest.mark.pins("iterations_end", "iterations_of_a_loop")
+def test_in_a_loop_they_are_iterated_over_until_none_comes_and_again_after_a_submission() -> None:
+    async def counted(llm: LLM, *, submits: bool) -> int:
+        if submits:
+            await submit(llm, max_tokens=3, streaming=True).__anext__()
+            await asyncio.sleep(0.3)
+        return len([each async for each in llm.get_stats_async(0.05)])
+
+    async def all_of(llm: LLM) -> list[int]:
+        counts = [await counted(llm, submits=True)]
+        llm._executor.worker.put(10**9)
+        await asyncio.sleep(0.3)
+        return [*counts, await counted(llm, submits=False), await counted(llm, submits=True)]
+
+    with build() as llm:
+        assert run(all_of(llm)) == [3, 0, 4]
+        with pytest.raises(TypeError):
+            llm.get_stats()
+
+
+@pytest.mark.pins("requests_timed")
+def test_a_request_tells_when_its_first_token_came_and_in_which_iteration(llm: LLM) -> None:
+    llm.get_stats()
+    time.sleep(0.3)
+    metrics = finish(llm, max_tokens=3, return_perf_metrics=True).outputs[0].request_perf_metrics
+    first = llm.get_stats()[0]
+    times = metrics.timing_metrics
+    took_ms = (times.first_token_time - times.first_scheduled_time).total_seconds() * 1e3
+    assert metrics.first_iter == first["iter"]
+    assert 0 < took_ms < first["iterLatencyMS"] - 250
+    assert finish(llm, max_tokens=3).outputs[0].request_perf_metrics is None
 
 
 # --- worker process --------------------------------------------------------------------------------------------------

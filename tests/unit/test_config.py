@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenrouter.batcher import Batching
-from tokenrouter.config import entry_config, role_of, subserver_config
+from tokenrouter.config import entry_config, refuse_instances, role_of, subserver_config
 from tokenrouter.engines import load_engine
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
@@ -123,6 +123,27 @@ def test_a_model_without_a_known_role_is_refused(role: str) -> None:
     with pytest.raises(ConfigError, match=f"'m': parameter role is '{role}'; it is one of orchestrator, "):
         role_of(model_config(role=role) if role else {"name": "m"})
     assert role_of(model_config(role="subserver")) == "subserver"
+
+
+@pytest.mark.parametrize(
+    ("groups", "instances"),
+    [
+        ([], 1),
+        ([{"count": 1, "kind": "KIND_CPU", "gpus": []}], 1),
+        ([{"count": 1, "kind": "KIND_GPU", "gpus": [1]}], 1),
+        ([{"count": 2, "kind": "KIND_CPU"}], 2),
+        ([{"count": 1, "kind": "KIND_GPU", "gpus": [0, 1]}], 2),
+        ([{"kind": "KIND_CPU"}, {"kind": "KIND_CPU"}], 2),
+    ],
+)
+def test_more_than_one_instance_is_refused(groups: list[dict[str, Any]], instances: int) -> None:
+    if instances == 1:
+        refuse_instances({"name": "small", "instance_group": groups})
+        return
+    with pytest.raises(
+        ConfigError, match=r"'small': instance_group in config\.pbtxt makes 2 instances; .* Leave one of"
+    ):
+        refuse_instances({"name": "small", "instance_group": groups})
 
 
 # --- subservers -------------------------------------------------------------------------------------------------------

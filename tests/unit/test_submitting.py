@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokenrouter.batcher import Batching, WaitUntil
-from tokenrouter.engines.base import EngineInfo, VisitNews
+from tokenrouter.engines.base import EngineInfo, EngineStep, VisitNews
 from tokenrouter.errors import EngineFailed, InvalidRequest
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
@@ -42,6 +42,7 @@ class Loop:
         self.submitted: list[tuple[int, list[int]]] = []
         self.cancelled: list[int] = []
         self.news: list[VisitNews] = []
+        self.told: list[EngineStep] = []
         self.closed = 0
         self.blocks_leased = self.blocks_used = 0
         self.refuses: Exception | None = None
@@ -68,11 +69,15 @@ class Loop:
 
     @property
     def has_news(self) -> bool:
-        return bool(self.news)
+        return bool(self.news or self.told)
 
     def collect(self) -> list[VisitNews]:
         news, self.news = self.news, []
         return news
+
+    def steps(self) -> list[EngineStep]:
+        told, self.told = self.told, []
+        return told
 
     def listen(self, wake: Callable[[], None]) -> None:
         self.wake = wake
@@ -309,3 +314,13 @@ def test_a_prefix_that_was_lost_is_counted(ends: str, cached: int, recomputed: i
     first = 5 if ends == "handoff" else 4
     assert numbers.new_tokens == first + (7 - cached) + 1
     assert numbers.extended_tokens == 3 + (7 - cached - 1)
+
+
+def test_times_of_the_engines_own_steps_are_counted_by_batch_size() -> None:
+    bench = Bench()
+    bench.engine.told = [EngineStep(2, 0, 0.004), EngineStep(2, 3, 0.006), EngineStep(1, 0, 0.002)]
+    assert bench.turn() == []
+    numbers = bench.subserver.statistics
+    by_batch = {batch: (sums.steps, sums.seconds, sums.extended) for batch, sums in numbers.step_times.by_batch.items()}
+    assert by_batch == {2: (2, pytest.approx(0.01), 3), 1: (1, 0.002, 0)}
+    assert (numbers.step_time.count, numbers.steps, numbers.extended_tokens) == (3, 0, 0)

@@ -154,10 +154,14 @@ class SubserverStatistics:
     def step_finished(self, batch: int, new_tokens: int, extended_tokens: int, took_ns: int) -> None:
         """A step is over. `extended_tokens` are new tokens beyond one per request."""
         self.batch_size.observe(batch)
-        self.step_time.observe(took_ns * 1e-9)
-        self.step_times.observe(batch, extended_tokens, took_ns * 1e-9)
+        self.step_took(batch, extended_tokens, took_ns * 1e-9)
         self.new_tokens += new_tokens
         self.extended_tokens += extended_tokens
+
+    def step_took(self, batch: int, extended_tokens: int, seconds: float) -> None:
+        """How long a step took, one of the engine's own included."""
+        self.step_time.observe(seconds)
+        self.step_times.observe(batch, extended_tokens, seconds)
 
     def settled(self, row: ReportRow) -> None:
         """What became of one request of a step."""

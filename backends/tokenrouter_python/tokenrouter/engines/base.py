@@ -166,6 +166,21 @@ class VisitNews:
     error: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One step of an engine that owns its loop, as the engine tells of it.
+
+    Attributes:
+        batch: requests in it.
+        extended_tokens: new tokens beyond one per request.
+        seconds: how long it took.
+    """
+
+    batch: int
+    extended_tokens: int
+    seconds: float
+
+
 class LoopEngine(KvEngine, Protocol):
     """An engine that owns its loop: visits go in, tokens and hand-offs come out, at times of its own."""
 
@@ -194,8 +209,14 @@ class LoopEngine(KvEngine, Protocol):
         """News since the last call, in order of events."""
         ...
 
+    def steps(self) -> list[EngineStep]:
+        """Steps that became known since the last call, of those whose time is known; some time after they were run."""
+        ...
+
     @property
-    def has_news(self) -> bool: ...
+    def has_news(self) -> bool:
+        """Whether `collect` or `steps` has something."""
+        ...
 
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, whenever there is news."""

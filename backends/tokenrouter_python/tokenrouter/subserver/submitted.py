@@ -48,8 +48,8 @@ class _Running:
 class SubmittingRunner(Runner[LoopEngine]):
     """See `runner.Runner`.
 
-    A submission counts as a step; how long the engine's own steps take is not known here. Arrivals never wait for the
-    end of one, so `idle_since_ns` stays 0.
+    A submission counts as a step; times are of the engine's own steps, as far as it tells of them. Arrivals never wait
+    for the end of one, so `idle_since_ns` stays 0.
     """
 
     def __init__(self, engine: LoopEngine, batching: Batching, *, clock_ns: Callable[[], int]) -> None:
@@ -88,6 +88,8 @@ class SubmittingRunner(Runner[LoopEngine]):
     def run(self, batch: Batch[ModelSequence] | None) -> tuple[Rows, int]:
         """Takes news, then submits."""
         now_ns = self._clock_ns()
+        for step in self.engine.steps():
+            self.statistics.step_took(step.batch, step.extended_tokens, step.seconds)
         rows = [row for news in self.engine.collect() if (row := self._apply(news)) is not None]
         if batch is not None:
             rows += self._submit(batch, now_ns)

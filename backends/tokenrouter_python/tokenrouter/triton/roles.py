@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from tokenrouter.assembly import Entry, build_subserver, direct_entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
-from tokenrouter.config import role_of
+from tokenrouter.config import refuse_instances, role_of
 from tokenrouter.deadline import DeadlineWatch
 from tokenrouter.errors import ConfigError
 from tokenrouter.loops import DecodingLoop
@@ -211,6 +211,7 @@ def start_role(args: Mapping[str, str]) -> Role:
     role = role_of(config)
     if role in WORKS:
         return TextRole(WORKS[role], Entry(repository.entry(name), repository))
+    refuse_instances(config)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
     if role == "subserver":
         return SubserverRole(name, repository, decoupled=decoupled)

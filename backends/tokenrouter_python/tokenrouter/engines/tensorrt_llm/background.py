@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tokenrouter.engines.base import EngineInfo, VisitNews
+from tokenrouter.engines.base import EngineInfo, EngineStep, VisitNews
 from tokenrouter.engines.tensorrt_llm.ledger import Lease, Ledger
 
 T = TypeVar("T")
@@ -26,6 +26,7 @@ class BackgroundEngine:
         self._info = info
         self._ledger = Ledger(info)
         self._news: deque[VisitNews] = deque()
+        self._steps: deque[EngineStep] = deque()
         self._wake: Callable[[], None] = _nobody
         # A task that nobody refers to may be collected before it is done.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,12 +64,16 @@ class BackgroundEngine:
 
     @property
     def has_news(self) -> bool:
-        """Whether `collect` has something."""
-        return bool(self._news)
+        """Whether `collect` or `steps` has something."""
+        return bool(self._news or self._steps)
 
     def collect(self) -> list[VisitNews]:
         """News since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]
+
+    def steps(self) -> list[EngineStep]:
+        """See `LoopEngine.steps`."""
+        return [self._steps.popleft() for _ in range(len(self._steps))]
 
     def listen(self, wake: Callable[[], None]) -> None:
         """See `LoopEngine.listen`."""
@@ -77,6 +82,11 @@ class BackgroundEngine:
     def tell(self, news: VisitNews) -> None:
         """Adds news; callable from any thread."""
         self._news.append(news)
+        self._wake()
+
+    def tell_step(self, step: EngineStep) -> None:
+        """Adds a step of the engine's own loop; callable from any thread."""
+        self._steps.append(step)
         self._wake()
 
     def call(self, function: Callable[..., Any], *args: Any) -> None:

@@ -47,6 +47,7 @@ DEFAULTS: dict[str, Any] = {
     "max_num_tokens": 8192,
     "disable_overlap_scheduler": True,
     "enable_chunked_prefill": True,
+    "enable_iter_perf_stats": True,
     "kv_cache_config": {
         "tokens_per_block": 32,
         "enable_block_reuse": True,

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tokenrouter.engines.base import LoopEngine, Placement, PolicyExtras, VisitNews
+from tokenrouter.engines.base import EngineStep, LoopEngine, Placement, PolicyExtras, VisitNews
 from tokenrouter.engines.tensorrt_llm.background import BackgroundEngine
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 from tokenrouter.engines.tensorrt_llm.environment import clean_environment
 from tokenrouter.engines.tensorrt_llm.graph_router import admit, input_embedding, router_of
+from tokenrouter.engines.tensorrt_llm.iterations import Iterations, records
 from tokenrouter.engines.tensorrt_llm.library import Library
 from tokenrouter.engines.tensorrt_llm.outputs import Visit
 from tokenrouter.engines.tensorrt_llm.probe import pool_blocks
@@ -37,6 +38,9 @@ log = logging.getLogger(__name__)
 
 ABORT_GRACE_S = 10.0
 """A request that was aborted while it queued is never answered: whoever follows it gives up after so long."""
+
+STEPS_S = 0.5
+"""How often the engine is asked for the times of its steps, while visits run."""
 
 
 class TensorRtLlmEngine(BackgroundEngine):
@@ -57,6 +61,9 @@ class TensorRtLlmEngine(BackgroundEngine):
         self._checkpoint, self._own = checkpoint, config.own
         self._handoff_ids = config.own.handoff_ids or ()
         self._visits: dict[int, Visit] = {}
+        self._iterations = Iterations()
+        self._begun = 0
+        self._asking: asyncio.Task[None] | None = None
         self._dead = ""
         self._library: Library | None = None
         self._workers: Workers | None = None
@@ -68,6 +75,8 @@ class TensorRtLlmEngine(BackgroundEngine):
             others = worker_pids()
             self._library = self.beside(lambda: self._load(config))
             self._trust(config, self.wait_for(self._begin(self._library, worker_pids() - others)))
+            if config.arguments.get("enable_iter_perf_stats"):
+                self.call(self._watch_steps, self._library)
         except BaseException:
             self.shutdown()
             raise
@@ -144,6 +153,8 @@ class TensorRtLlmEngine(BackgroundEngine):
         if self.alive:
             if self._workers is not None:
                 self.call(self._workers.close)
+            if self._asking is not None:
+                self.call(self._asking.cancel)
             if self._library is not None and not self._dead:  # it would wait for the process that is gone
                 self.beside(self._library.shutdown)
             self.end()
@@ -158,6 +169,7 @@ class TensorRtLlmEngine(BackgroundEngine):
             except Exception as exc:
                 self._failed(visit, exc)
                 continue
+            self._begun += 1
             visit.follower = self.spawn(self._follow(visit))
 
     def _submitted(self, visit: Visit) -> Any:
@@ -184,8 +196,31 @@ class TensorRtLlmEngine(BackgroundEngine):
                 if news.outcome == Outcome.FAILED and not visit.output.finished:
                     visit.output.abort()
             self._visits.pop(visit.ticket, None)
+            self._tell_step(self._iterations.timed(visit.output.outputs[0]))
         except Exception as exc:
             self._failed(visit, exc)
+
+    def _watch_steps(self, library: Library) -> None:
+        # Not spawned: it follows no visit, and lasts as long as the loop.
+        self._asking = self._loop.create_task(self._ask_for_steps(library))
+
+    async def _ask_for_steps(self, library: Library) -> None:
+        """Asks for times of steps, only if visits ran since: an idle engine has none, and some releases wait for it."""
+        asked_for = -1
+        try:
+            while not self._dead:
+                await asyncio.sleep(STEPS_S)
+                if not self._visits and asked_for == self._begun:
+                    continue
+                asked_for = -1 if self._visits else self._begun
+                async for record in records(library.llm):
+                    self._tell_step(self._iterations.told(record))
+        except Exception as exc:
+            log.warning("times of TensorRT-LLM's steps are not known from here on: %s: %s", type(exc).__name__, exc)
+
+    def _tell_step(self, step: EngineStep | None) -> None:
+        if step is not None:
+            self.tell_step(step)
 
     def _abort(self, visit: Visit) -> None:
         if visit.follower is None or visit.follower.done() or self._dead:

@@ -193,6 +193,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
     ),
     Surface("tensorrt_llm", "LLM.shutdown", Kind.CALL, _LLM),
     Surface("tensorrt_llm", "LLM.get_stats", Kind.CALL, _LLM, (Parameter("timeout", 2),), essential=False),
+    Surface("tensorrt_llm", "LLM.get_stats_async", Kind.CALL, _LLM, (Parameter("timeout", 2),), essential=False),
     Surface(
         "tensorrt_llm.llmapi",
         "TorchLlmArgs",
@@ -345,7 +346,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
         "CompletionOutput",
         Kind.CLASS,
         _RESULT,
-        (_must("token_ids"), _must("finish_reason"), _must("stop_reason")),
+        (_must("token_ids"), _must("finish_reason"), _must("stop_reason"), Parameter("request_perf_metrics")),
     ),
     Surface(
         "tensorrt_llm.executor.utils", "RequestError", Kind.CLASS, "tensorrt_llm/executor/utils.py", essential=False
@@ -363,6 +364,7 @@ SURFACES: Final[tuple[Surface, ...]] = (
             _must("top_k", None),
             _must("ignore_eos", False),
             _must("detokenize", True),
+            Parameter("return_perf_metrics", False),
         ),
     ),
     Surface("tensorrt_llm.sampling_params", "LogitsProcessor", Kind.CLASS, _SAMPLING),
@@ -474,6 +476,36 @@ BEHAVIOURS: Final[dict[str, Behaviour]] = {
         "a processor finds the KV manager through the local `resource_manager` of its callers",
         f"{_PYEXECUTOR}/model_engine.py, forward",
         unconfirmed="that the frame of `forward` is below the processor's in this release; else the setting is trusted",
+    ),
+    "iterations_told": _B(
+        "with enable_iter_perf_stats every iteration is told, with iter, iterLatencyMS, numActiveRequests, "
+        "numNewActiveRequests, and in inflightBatchingStats numContextRequests, numGenRequests and numCtxTokens, the "
+        "last without what was found in the cache",
+        f"{_EXECUTOR}, _update_iter_stats; cpp/tensorrt_llm/executor/jsonSerialization.cpp",
+    ),
+    "iteration_includes_wait": _B(
+        "an iteration's latency begins before the loop waits for requests", f"{_EXECUTOR}, _executor_loop"
+    ),
+    "idle_iterations_repeat": _B(
+        "an iteration that runs no step tells the numbers of the one before", f"{_EXECUTOR}, _executor_loop"
+    ),
+    "iterations_end": _B(
+        "iterating over them ends when none comes in time, and from then on at once until the next submission",
+        f"{_RESULT}, IterationResult",
+        unconfirmed="which of two ways 1.2.1 has; with the other one, known by the executor's rpc_client, get_stats "
+        "asks the worker and returns",
+    ),
+    "iterations_of_a_loop": _B(
+        "get_stats is a TypeError if an event loop ran at the first submission",
+        "tensorrt_llm/llmapi/utils.py, _SyncQueue.get; tensorrt_llm/executor/result.py, IterationResult.get_results",
+        unconfirmed="as for iterations_end",
+    ),
+    "requests_timed": _B(
+        "with return_perf_metrics the final output has first_iter, the iteration of the first token, and when the "
+        "request was first scheduled, behind the wait, and when that token came",
+        "cpp/include/tensorrt_llm/batch_manager/llmRequest.h, updatePerfMetrics; "
+        f"{_PYEXECUTOR}/seq_slot_manager.py, prepare_resources",
+        unconfirmed="that first_iter and iter count alike in this release",
     ),
     "model_registered": _B("a class registered for the checkpoint's architecture replaces the stock class", _MODELING),
     "workers_named": _B(

@@ -50,6 +50,9 @@ class Library:
         self._offered = frozenset(inspect.signature(module.LLM.generate_async).parameters)
         for name in sorted({"kv_cache_retention_config", "cache_salt"} - self._offered):
             log.warning("TensorRT-LLM %s: generate_async has no %s; it is left out", module.__version__, name)
+        known = inspect.signature(module.SamplingParams).parameters
+        timed = bool(config.arguments.get("enable_iter_perf_stats")) and "return_perf_metrics" in known
+        self._timed = {"return_perf_metrics": True} if timed else {}
         self.llm = module.LLM(**self._arguments(config))
 
     def _arguments(self, config: TensorRtLlmConfig) -> dict[str, Any]:
@@ -83,6 +86,7 @@ class Library:
             top_k=1,
             detokenize=False,
             logits_processor=processor,
+            **self._timed,
         )
         optional = {"kv_cache_retention_config": self._retention(), "cache_salt": _SALT}
         return self.llm.generate_async(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +27,8 @@ class Active:
         computed: tokens whose KV is computed.
         sent: generated tokens in earlier responses.
         reason: why it ends, once it does.
+        scheduled: when its first step began.
+        first: iteration of its first token, and when that came.
     """
 
     internal_id: int
@@ -37,6 +41,8 @@ class Active:
     computed: int = 0
     sent: int = 0
     reason: str | None = None
+    scheduled: float | None = None
+    first: tuple[int, float] | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -86,7 +92,19 @@ class Active:
         new = self.generated[self.sent :]
         self.sent += len(new)
         cached = 0 if self.lease is None or not _behaviour.true("reuse") else self.lease.reported
-        return Response(self.request.id, new, self.reason, cached_tokens=cached)
+        return Response(self.request.id, new, self.reason, cached_tokens=cached, metrics=self._metrics())
+
+    def _metrics(self) -> Any:
+        """As `RequestPerfMetrics`, with its last response."""
+        asked = self.request.sampling_params.return_perf_metrics and _behaviour.true("requests_timed")
+        if not asked or self.reason is None or self.first is None or self.scheduled is None:
+            return None
+        iteration, came = self.first
+        times = (timedelta(seconds=self.scheduled), timedelta(seconds=came))
+        return SimpleNamespace(
+            first_iter=iteration,
+            timing_metrics=SimpleNamespace(first_scheduled_time=times[0], first_token_time=times[1]),
+        )
 
 
 def check_processor(processor: Any) -> None:

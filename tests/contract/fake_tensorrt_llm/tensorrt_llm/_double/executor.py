@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorrt_llm import _behaviour
-from tensorrt_llm.executor.result import GenerationResult, Response
+from tensorrt_llm.executor.result import GenerationResult, IterationResult, Response
+
+FETCH_S = 20.0
 
 
 @dataclass(slots=True)
@@ -31,13 +33,18 @@ class GenerationRequest:
 
 
 class Executor:
-    """Owns the worker of one LLM."""
+    """Owns the worker of one LLM.
+
+    Attributes:
+        iterations: their statistics, from the first submission on.
+    """
 
     def __init__(self, args: Any) -> None:
         self._ids = itertools.count(1)
         self._results: dict[int, GenerationResult] = {}
         self._stats: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._dead = False
+        self.iterations: IterationResult | None = None
         self._in_process = os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
         self.worker: Any
         if self._in_process:
@@ -56,6 +63,9 @@ class Executor:
         as_it_is = self._in_process and _behaviour.true("in_process_not_pickled")
         item: Any = request if as_it_is else pickle.dumps(request)
         self._results[request.id] = result
+        if self.iterations is None:
+            self.iterations = IterationResult(self._fetch)
+        self.iterations.mark_undone()
         self.worker.put(item)
 
     def next_id(self) -> int:
@@ -71,10 +81,12 @@ class Executor:
         if request_id in self._results and not self._dead:
             self.worker.put(request_id)
 
-    def stats(self, timeout: float | None) -> list[dict[str, Any]]:
+    def _fetch(self) -> list[dict[str, Any]]:
         """Iterations since the last call."""
+        if self._dead:
+            return []
         self.worker.put("stats")
-        answer: list[dict[str, Any]] = self._stats.get(timeout=timeout)
+        answer: list[dict[str, Any]] = self._stats.get(timeout=FETCH_S)
         return answer
 
     def shutdown(self) -> None:
@@ -91,6 +103,7 @@ class Executor:
                 result.put(response)
         if not responses:  # the worker died
             self._dead = True
+            self._stats.put([])
             if not _behaviour.true("dead_worker_silent"):
                 for request_id, result in self._results.items():
                     result.put(Response(request_id, error="the worker process ended"))

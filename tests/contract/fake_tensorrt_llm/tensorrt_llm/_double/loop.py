@@ -6,6 +6,7 @@ import pickle
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,8 @@ from tensorrt_llm._double.model import PagedModel, Row
 from tensorrt_llm._double.scheduler import Scheduler
 from tensorrt_llm.executor.result import Response
 
+MOST_ITERATIONS = 1000
+
 
 class ThreadWorker:
     """The loop in a thread of this process."""
@@ -27,8 +30,11 @@ class ThreadWorker:
         self.loop.thread.start()
 
     def put(self, item: Any) -> None:
-        """Sends an item to the loop."""
-        self.loop.inbox.put(item)
+        """Sends an item to the loop; statistics are fetched beside it, which does not wake it."""
+        if item == "stats":
+            self.loop.tell_iterations()
+        else:
+            self.loop.inbox.put(item)
 
     def close(self) -> None:
         """Ends the loop."""
@@ -37,7 +43,7 @@ class ThreadWorker:
 
 
 class Loop:
-    """Runs in its own thread; talk to it through `inbox`: requests, ids to abort, "stats", None for the end."""
+    """Runs in its own thread; talk to it through `inbox`: requests, ids to abort, None for the end."""
 
     def __init__(self, model: PagedModel, args: Any, post: Callable[[list[Response]], None]) -> None:
         self.inbox: queue.Queue[Any] = queue.Queue()
@@ -45,7 +51,10 @@ class Loop:
         self._args = args
         self._post = post
         self._scheduler = Scheduler(model, args)
-        self._stats: list[dict[str, Any]] = []
+        self._stats: deque[dict[str, Any]] = deque(maxlen=args.iter_stats_max_iterations or MOST_ITERATIONS)
+        self._last: dict[str, int] | None = None
+        self._iteration = 0
+        self._counts = (0, 0)
         self._cancelled: set[int] = set()
         self._late: list[Active] = []
         self._responses: list[Response] = []
@@ -55,11 +64,18 @@ class Loop:
     @torch.inference_mode()
     def _run(self) -> None:
         while self._running:
+            began = time.monotonic()
             for item in self._arrivals():
                 self._take(item)
+                if not _behaviour.true("iteration_includes_wait"):
+                    began = time.monotonic()
+            active = len(self._scheduler.active)
             self._responses += self._scheduler.activate()
+            self._counts = (len(self._scheduler.active), len(self._scheduler.active) - active)
             if self._running:
                 self._guarded()
+                self._note(time.monotonic() - began)
+                self._iteration += 1
             responses, self._responses = self._responses, []
             if responses:
                 self._post(responses)
@@ -75,9 +91,6 @@ class Loop:
     def _take(self, item: Any) -> None:
         if item is None:
             self._running = False
-        elif item == "stats":
-            stats, self._stats = self._stats, []
-            self._responses.append(Response(0, stats=stats))
         elif isinstance(item, int):
             self._cancelled.add(item)
         else:
@@ -93,9 +106,10 @@ class Loop:
         if not _behaviour.true("late_abort"):
             self._cancel()
             self._respond([])
-        began = time.monotonic()
         rows = self._scheduler.schedule()
         if not rows:
+            if not _behaviour.true("idle_iterations_repeat"):
+                self._last = None
             time.sleep(0.001)
             return
         late, self._late = self._late, []
@@ -107,31 +121,39 @@ class Loop:
         except Exception as exc:
             self._fail(rows, f"{type(exc).__name__}: {exc}")
             return
-        self._note(len(contexts), len(rows) - len(contexts), charged, time.monotonic() - began)
+        generating = len(rows) - len(contexts)
+        self._last = {"numContextRequests": len(contexts), "numGenRequests": generating, "numCtxTokens": charged}
         for active in late:
             assert active.lease is not None
             self._model.tree.release(active.lease, active.tokens[: active.computed])
         self._cancel()
         self._respond(rows)
 
-    def _note(self, contexts: int, generating: int, tokens: int, seconds: float) -> None:
-        if not self._args.enable_iter_perf_stats:
+    def _note(self, seconds: float) -> None:
+        if not self._args.enable_iter_perf_stats or self._last is None or not _behaviour.true("iterations_told"):
             return
         tree = self._model.tree
+        active, new = self._counts
         self._stats.append(
             {
+                "iter": self._iteration,
                 "iterLatencyMS": seconds * 1e3,
-                "inflightBatchingStats": {
-                    "numContextRequests": contexts,
-                    "numGenRequests": generating,
-                    "numCtxTokens": tokens,
-                },
+                "numActiveRequests": active,
+                "numNewActiveRequests": new,
+                "inflightBatchingStats": dict(self._last),
                 "kvCacheStats": {"maxNumBlocks": tree.total, "freeNumBlocks": tree.available},
             }
         )
 
+    def tell_iterations(self) -> None:
+        """Answers with the statistics since the last time; called in another thread."""
+        told = [self._stats.popleft() for _ in range(len(self._stats))]
+        self._post([Response(0, stats=told)])
+
     def _step(self, rows: list[Active], resource_manager: Any) -> None:
         """Forward pass, processors, sampling. A processor finds `resource_manager` in the frames of its callers."""
+        for active in rows:
+            active.scheduled = active.scheduled or time.monotonic()
         logits = self._model.run(
             [Row(a.handle, a.tokens[a.computed : a.computed + a.chunk], a.prefilling, a.internal_id) for a in rows]
         )
@@ -142,6 +164,7 @@ class Loop:
                 active.process(row)
             if last:
                 active.append(int(row.argmax()))
+                active.first = active.first or (self._iteration, time.monotonic())
         for active in rows:
             stored = len(active.tokens) if not _behaviour.true("stored_at_the_end") else active.prompt_length
             self._model.tree.store(active.lease, active.tokens[: min(active.computed, stored - 1)])

@@ -106,7 +106,13 @@ def main() -> None:
 
         MODEL_CLASS_MAPPING.update(classes)
         _behaviour.break_for_good(broken)
-        worker = ThreadWorker(args, lambda responses: connection.send_bytes(pickle.dumps(responses)))
+        sending = threading.Lock()
+
+        def post(responses: list[Response]) -> None:
+            with sending:
+                connection.send_bytes(pickle.dumps(responses))
+
+        worker = ThreadWorker(args, post)
     except Exception as exc:
         connection.send_bytes(pickle.dumps(f"{type(exc).__name__}: {exc}"))
         raise

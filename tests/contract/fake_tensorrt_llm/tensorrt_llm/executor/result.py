@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import copy
 import queue
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +28,7 @@ class Response:
         finish_reason: END_ID, STOP_WORDS, LENGTH, CANCELLED, or None while it goes on.
         error: why it failed; then it is over.
         cached_tokens: prompt tokens that were not computed.
+        metrics: of a request that is over, if it asked for them.
         stats: set in the answer to a question about the loop, which concerns no request.
     """
 
@@ -33,6 +37,7 @@ class Response:
     finish_reason: str | None = None
     error: str | None = None
     cached_tokens: int = 0
+    metrics: Any = None
     stats: list[dict[str, Any]] | None = None
 
     @property
@@ -43,12 +48,13 @@ class Response:
 class CompletionOutput:
     """What has been generated so far."""
 
-    __slots__ = ("finish_reason", "stop_reason", "token_ids")
+    __slots__ = ("finish_reason", "request_perf_metrics", "stop_reason", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | None = None
+        self.request_perf_metrics: Any = None
 
 
 class GenerationResult:
@@ -104,6 +110,7 @@ class GenerationResult:
             raise RequestError(response.error)
         self.cached_tokens = response.cached_tokens
         output = self.outputs[0]
+        output.request_perf_metrics = response.metrics
         before = output.token_ids if _behaviour.true("cumulative") else []
         output.token_ids = [*before, *response.token_ids]
         if response.finish_reason is not None:
@@ -122,6 +129,50 @@ class GenerationResult:
             output.stop_reason = output.token_ids[-1]
             if _behaviour.true("stop_ids_cut"):
                 output.token_ids = output.token_ids[:-1]
+
+
+class IterationResult:
+    """Statistics of iterations, to iterate over; begun at the first submission."""
+
+    def __init__(self, fetch: Callable[[], list[dict[str, Any]]]) -> None:
+        self._fetch = fetch
+        self._records: deque[dict[str, Any]] = deque()
+        self._timeout = 2.0
+        self._done = False
+        try:
+            self.in_loop = asyncio.get_running_loop() is not None
+        except RuntimeError:
+            self.in_loop = False
+
+    def mark_undone(self) -> None:
+        """Called with every submission."""
+        self._done = False
+
+    def of(self, timeout: float) -> IterationResult:
+        """This, with the longest wait for one."""
+        self._timeout = timeout
+        return self
+
+    def results(self) -> list[dict[str, Any]]:
+        """Those that there are, for callers without a loop."""
+        if self.in_loop and _behaviour.true("iterations_of_a_loop"):
+            raise TypeError("the JSON object must be str, bytes or bytearray, not NoneType")
+        return self._fetch()
+
+    def __aiter__(self) -> IterationResult:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        ended = self._done and _behaviour.true("iterations_end")
+        deadline = time.monotonic() + self._timeout
+        while not ended and not self._records:
+            self._records.extend(await asyncio.to_thread(self._fetch))
+            ended = not self._records and time.monotonic() > deadline
+            await asyncio.sleep(0.01)
+        if ended:
+            self._done = True
+            raise StopAsyncIteration
+        return self._records.popleft()
 
 
 def _now(function: Any, *args: Any) -> None:

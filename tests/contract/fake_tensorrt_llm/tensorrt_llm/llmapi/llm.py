@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from tensorrt_llm import _behaviour
@@ -60,7 +61,13 @@ class LLM:
     def get_stats(self, call: dict[str, Any]) -> list[dict[str, Any]]:
         """Iterations since the last call, if they are kept."""
         assert self._executor is not None
-        return self._executor.stats(call["timeout"])
+        return [] if self._executor.iterations is None else self._executor.iterations.results()
+
+    @method("tensorrt_llm.LLM.get_stats_async")
+    def get_stats_async(self, call: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The same, to iterate over."""
+        assert self._executor is not None
+        return _none() if self._executor.iterations is None else self._executor.iterations.of(call["timeout"])
 
     @method("tensorrt_llm.LLM.shutdown")
     def shutdown(self, call: dict[str, Any]) -> None:
@@ -74,6 +81,12 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+async def _none() -> AsyncIterator[dict[str, Any]]:
+    """Before the first submission."""
+    return
+    yield
 
 
 def _prompt(inputs: Any) -> list[int]:
