@@ -42,6 +42,8 @@ from tools.demo_models.task import load_problems
 
 PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs/demo/problems.jsonl")[:4]]
 EOS = 256
+ONE_TOKEN = json.dumps({"writers": [0, 1], "trigger": "first", "visit_tokens": 1})
+"""The large model's visits end by their limit."""
 ALTERNATE = json.dumps({"writers": [0, 1], "trigger": "keep"})
 
 
@@ -222,6 +224,18 @@ def test_the_profiler_gets_step_times_by_batch_size(router: TokenRouter) -> None
 
     wait_until(timed, "no step times")
     assert all(0 < sums.seconds / sums.steps < 5 for sums in statistics.step_times.by_batch.values())
+
+
+def test_steps_of_a_model_that_writes_one_token_a_visit_are_timed(router: TokenRouter) -> None:
+    """All its requests are new in every iteration, so their own times are needed."""
+    sums = router._driver.subservers["large"].statistics.step_times.by_batch[1]
+    before, rounds = sums.steps, 3
+    for _ in range(rounds):
+        router.generate(PROMPTS[:1], max_tokens=12, policy="scripted", policy_params=ONE_TOKEN, end_id=-1)
+        time.sleep(0.6)
+    # Those of the last round may still be on their way.
+    assert sums.steps - before >= (rounds - 1) * 6
+    assert 0 < sums.seconds < 60
 
 
 def test_without_statistics_nobody_asks(tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from rich.console import Console
 from tokenrouter.engines.tensorrt_llm.environment import clean_environment
 from tokenrouter.engines.tensorrt_llm.facts import BEHAVIOURS, SURFACES, VERSION
 from tokenrouter.errors import RouterError
+from tools.check_tensorrt_llm import probes
 from tools.check_tensorrt_llm.generation import NAMES, Outcome, Settings, generate
 from tools.check_tensorrt_llm.inspection import Finding, compare
-from tools.check_tensorrt_llm.measurement import Measurement, opened
+from tools.check_tensorrt_llm.measurement import DECODE_STEP, Measurement, opened
 from tools.check_tensorrt_llm.report import FORMATS, Report, Section
 from tools.check_tensorrt_llm.resident import SURFACES as RESIDENT
 from tools.errors import reported
@@ -124,7 +125,7 @@ def main(
     history: Annotated[int, typer.Option(min=1, help="Tokens of the history whose hand-off is measured.")] = 4096,
     handoff_ids: Annotated[str, typer.Option(help="Token ids that the models never mean, as 151660,151661.")] = "",
     resident: Annotated[
-        bool, typer.Option("--resident", help="Also compare the names of docs/tensorrt_llm_resident.md.")
+        bool, typer.Option("--resident", help="Also names and probes of docs/tensorrt_llm_resident.md.")
     ] = False,
     without_gpu: Annotated[bool, typer.Option("--without-gpu", help="Run even if there is no GPU.")] = False,
     output: Annotated[
@@ -149,6 +150,10 @@ def main(
     if not found.problems and _may_run(found, model or [], without_gpu, console):
         settings = Settings(tuple(model or []), prompt, tokens, gpu, handoff_ids=_ids(handoff_ids))
         failed = not _runs(found, settings, history, console)
+        if resident and not failed:
+            found.note("probing for a resident engine; a model loads in a process of its own", console)
+            told = probes.Settings(settings.models[0], settings.gpu, _decode_step_ms(found))
+            found.add(probes.section(told), console)
     if output is not None:
         found.write(output)
     raise typer.Exit(1 if found.problems or failed else 0)
@@ -162,6 +167,12 @@ def _may_run(found: Report, models: list[Path], without_gpu: bool, console: Cons
         return True
     found.note(f"generation skipped: {'there is no GPU' if models else 'no --model is given'}", console)
     return False
+
+
+def _decode_step_ms(found: Report) -> float:
+    """As it was measured; 0 if it was not."""
+    cells = (row[1] for section in found.sections for row in section.rows if row[0] == DECODE_STEP)
+    return next((float(cell) for cell in cells if cell != "-"), 0.0)
 
 
 def _ids(text: str) -> tuple[int, ...] | None:

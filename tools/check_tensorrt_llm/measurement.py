@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
+from tokenrouter.engines.tensorrt_llm.iterations import first_step
 from tokenrouter.engines.tensorrt_llm.library import Library
 from tokenrouter.engines.tensorrt_llm.processor import VisitProcessor
 from tokenrouter.engines.tensorrt_llm.visits import ControlIds, Task
@@ -29,6 +30,7 @@ MAX_NUM_TOKENS = 16 * BLOCK
 RESUMES = 24
 """More than blocks in `MAX_NUM_TOKENS`, so charged a block each they need two steps, and charged a token each one."""
 DECODING = 8
+DECODE_STEP = f"decode step of {DECODING}"
 REPEATS = 8
 _STATS_TIMEOUT_S = 1.0
 
@@ -72,9 +74,16 @@ class Measurement:
 def opened(measurement: Measurement) -> Iterator[Bench]:
     """The model, loaded; it has all memory to itself."""
     config = measurement.config()
+    with loaded(config) as library:
+        yield Bench(library, config, measurement.history)
+
+
+@contextmanager
+def loaded(config: TensorRtLlmConfig) -> Iterator[Library]:
+    """The library with a model."""
     library = Library(config)
     try:
-        yield Bench(library, config, measurement.history)
+        yield library
     finally:
         library.shutdown()
 
@@ -130,8 +139,7 @@ class Bench:
         history = self._tokens(self._history)
         self._run([history], count=1)
         self._iterations()
-        submit, total = self._resumed(history, REPEATS)
-        step = self._latency(lambda each: _number(each, "numContextRequests") == 1)
+        submit, total, step = self._resumed(history, REPEATS)
         plain, _ = self._decoding(None)
         routed, mixed = self._decoding(history)
         rest = None if total is None or step is None or submit is None else total - step - submit
@@ -141,7 +149,7 @@ class Bench:
             ("of it, `generate_async`", submit),
             ("of it, the step", step),
             ("of it, queues, pickling and responses", rest),
-            (f"decode step of {DECODING}", plain),
+            (DECODE_STEP, plain),
             (f"decode step of {DECODING} with our processors", routed),
             ("processor, per row and step", per_row),
             (f"decode step of {DECODING} with one resume in it", mixed),
@@ -165,16 +173,18 @@ class Bench:
         for output in [self._submit(prompt, count) for prompt in prompts]:
             output.result()
 
-    def _resumed(self, history: list[int], repeats: int) -> tuple[float | None, float | None]:
-        """Milliseconds of the call, and until the first token."""
-        submit, total = [], []
+    def _resumed(self, history: list[int], repeats: int) -> tuple[float | None, float | None, float | None]:
+        """Milliseconds of the call, until the first token, and of the step; an iteration's latency includes waiting."""
+        submit, total, steps = [], [], []
         for i in range(repeats):
             started = time.perf_counter()
             output = self._submit([*history, i], 1)
             submit.append((time.perf_counter() - started) * 1e3)
             output.result()
             total.append((time.perf_counter() - started) * 1e3)
-        return statistics.median(submit), statistics.median(total)
+            if (first := first_step(output.outputs[0])) is not None:
+                steps.append(first[1] * 1e3)
+        return statistics.median(submit), statistics.median(total), statistics.median(steps) if steps else None
 
     def _decoding(self, history: list[int] | None) -> tuple[float | None, float | None]:
         """Milliseconds of a decode step, and of one with a resume; processors and resumes only with a history."""
@@ -190,9 +200,6 @@ class Bench:
         told = self._iterations()
         alone = _median(told, lambda each: _rows(each) == (0, DECODING))
         return alone, _median(told, lambda each: _rows(each) == (1, DECODING))
-
-    def _latency(self, wanted: Callable[[dict[str, Any]], bool]) -> float | None:
-        return _median(self._iterations(), wanted)
 
     def _iterations(self) -> list[dict[str, Any]]:
         told: list[dict[str, Any]] = self._library.llm.get_stats(_STATS_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -34,6 +35,7 @@ _SamplingParams = keyword_dataclass("tensorrt_llm.sampling_params.SamplingParams
 
 class SamplingParams(_SamplingParams):  # type: ignore[misc]
     __slots__ = ()
+    __signature__ = inspect.signature(_SamplingParams)
 
     def __init__(self, **kwargs: Any) -> None:
         if not _behaviour.true("unknown_fields_refused"):

@@ -54,13 +54,8 @@ class Iterations:
         Args:
             output: the request's final `CompletionOutput`.
         """
-        metrics = getattr(output, "request_perf_metrics", None)
-        iteration = getattr(metrics, "first_iter", None)
-        if metrics is None or iteration is None:
-            return None
-        times = metrics.timing_metrics
-        seconds = (times.first_token_time - times.first_scheduled_time).total_seconds()
-        return self._matched(int(iteration), None, seconds)
+        first = first_step(output)
+        return None if first is None else self._matched(first[0], None, first[1])
 
     def _matched(self, iteration: int, step: EngineStep | None, seconds: float | None) -> EngineStep | None:
         step = step or self._untimed.pop(iteration, None)
@@ -73,6 +68,20 @@ class Iterations:
         if step is None or seconds is None or not 0 < seconds <= step.seconds:
             return None
         return replace(step, seconds=seconds)
+
+
+def first_step(output: Any) -> tuple[int, float] | None:
+    """Iteration of a request's first token, and seconds from its first scheduling until then; None if it does not tell.
+
+    Args:
+        output: the request's final `CompletionOutput`.
+    """
+    metrics = getattr(output, "request_perf_metrics", None)
+    iteration = getattr(metrics, "first_iter", None)
+    if metrics is None or iteration is None:
+        return None
+    times = metrics.timing_metrics
+    return int(iteration), (times.first_token_time - times.first_scheduled_time).total_seconds()
 
 
 def _keep(table: dict[int, T], iteration: int, value: T) -> None:
