@@ -34,6 +34,7 @@ from tokenrouter.messages import (
 )
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
+from tokenrouter.replicas import replica_names
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result, Update
 from tokenrouter.subserver.machine import Subserver
@@ -97,6 +98,7 @@ class Cluster:
 
     Args:
         models: names, small first.
+        replicas: how many of a model, 1 if it is left out.
         batching: thresholds by model; eager by default.
         engine: `EmulatedConfig` fields of every model.
         per_model: further `EmulatedConfig` fields by model.
@@ -109,6 +111,7 @@ class Cluster:
         self,
         models: tuple[str, ...] = ("small", "large"),
         *,
+        replicas: Mapping[str, int] | None = None,
         batching: Mapping[str, Batching] | None = None,
         engine: Mapping[str, Any] | None = None,
         per_model: Mapping[str, Mapping[str, Any]] | None = None,
@@ -119,6 +122,8 @@ class Cluster:
         **settings: Any,
     ) -> None:
         self.models = models
+        self.replicas = {model: replica_names(model, (replicas or {}).get(model, 1)) for model in models}
+        self.model_of = {name: model for model, names in self.replicas.items() for name in names}
         self.now_ns = 1_000 * MS
         self.batching = dict(batching or {})
         self.engine_fields = dict(engine or {})
@@ -133,15 +138,15 @@ class Cluster:
             **settings,
         }
         self.orchestrator = Orchestrator(
-            OrchestratorSettings(models=models, **settings),
+            OrchestratorSettings(models=models, replicas=self.replicas, **settings),
             tokenizer=tokenizer,
             policies=PolicyCache(PolicyContext(models)),
         )
-        self.links = {name: Link() for name in models}
+        self.links = {name: Link() for name in self.model_of}
         self.updates: dict[int, list[Update]] = {}
         self._peers = 0
         if connect:
-            for name in models:
+            for name in self.model_of:
                 self.connect(name)
             self.deliver_all()
 
@@ -149,19 +154,20 @@ class Cluster:
 
     def connect(self, name: str) -> Subserver:
         """A fresh subserver starts and is greeted."""
-        link = self.links[name]
+        link, model = self.links[name], self.model_of[name]
         assert link.subserver is None
-        kv = KvConfig(tokens_per_block=4, max_tokens=self.kv_tokens.get(name, 4096))
-        fields = {"kv_cache_config": kv, **self.engine_fields, **self.per_model.get(name, {})}
+        kv = KvConfig(tokens_per_block=4, max_tokens=self.kv_tokens.get(name, self.kv_tokens.get(model, 4096)))
+        fields = {"kv_cache_config": kv, **self.engine_fields, **self.per_model.get(model, {})}
         vocab_size = self.tokenizer.get_vocab_size(with_added_tokens=True)
         engine = self.wrap(name, EmulatedEngine(EmulatedConfig(**fields), vocab_size=vocab_size, end_id=END_ID))
         self._peers += 1
         link.peer, link.greeted = self._peers, False
         link.subserver = Subserver(
             name,
-            SteppingRunner(engine, self.batching.get(name, Batching()), clock_ns=lambda: self.now_ns),
+            SteppingRunner(engine, self.batching.get(model, Batching()), clock_ns=lambda: self.now_ns),
             shares={"routed": engine.info.kv_blocks},
             context=PolicyContext,
+            model=model,
         )
         hello = Hello(PROTOCOL_VERSION, "test", "routed", self.models, PolicySpec("single"))
         link.down.append(encode(hello))
@@ -261,7 +267,7 @@ class Cluster:
 
     def _everybody(self, act: Callable[[str], bool]) -> bool:
         """Every model acts; whether one of them had something to do."""
-        acted = [act(name) for name in self.models]
+        acted = [act(name) for name in self.model_of]
         return any(acted)
 
     def run(self, *, limit: int = 20_000) -> None:
@@ -282,7 +288,7 @@ class Cluster:
     def random_event(self, rng: random.Random) -> bool:
         """One of the events that are possible now; time jumps to the next deadline only if there is no other."""
         events: list[Callable[[], Any]] = []
-        for name in self.models:
+        for name in self.model_of:
             if self.links[name].subserver is not None and self.links[name].down:
                 events.append(lambda name=name: self.deliver_down(name))
             if self.links[name].up:
@@ -315,7 +321,7 @@ class Cluster:
         self.orchestrator.outbox.clear()
         for update in self.orchestrator.take_updates():
             self.updates.setdefault(update.key, []).append(update)
-        for name in self.models:
+        for name in self.model_of:
             link = self.links[name]
             if link.subserver is not None:
                 link.up.extend(encode(report) for peer, report in link.subserver.outbox if peer == link.peer)
@@ -347,7 +353,7 @@ class Cluster:
             finals = [update for update in updates if update.final]
             assert len(finals) == 1, f"request {key} had {len(finals)} final updates"
             assert updates[-1].final, f"request {key} had updates after the final one"
-        for name in self.models:
+        for name in self.model_of:
             reserved = self.orchestrator.reserved_blocks(name)
             assert reserved == 0, f"{reserved} blocks of {name} are still reserved in the ledger"
             subserver = self.links[name].subserver

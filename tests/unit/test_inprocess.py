@@ -37,13 +37,13 @@ def turns_until_over(driver: InProcessDriver, requests: int) -> tuple[int, list[
 def test_a_model_that_waits_for_company_is_not_asked_again_before_its_delay_is_over(tmp_path: Path) -> None:
     delay_us = 20_000
     batching = {"threshold": 2, "max_queue_delay_microseconds": delay_us}
-    spec = emulated_spec(entry={"selectable_policies": ["single"]}, model={"batching": batching})
+    spec = emulated_spec(entry={"selectable_policies": ["scripted"]}, model={"batching": batching})
     write_emulated(tmp_path, spec)
     with InProcessDriver.load(tmp_path, entry="tokenrouter") as driver:
         began_s = time.monotonic()
-        for model in driver.subservers:
-            params = {"model": model}
-            driver.submit(RequestFields(text_input="abcdef", max_tokens=5, policy="single", policy_params=params))
+        for writer in (0, 1):  # for all that its model knows, the other one may come
+            params = {"writers": [writer], "trigger": "keep"}
+            driver.submit(RequestFields(text_input="abcdef", max_tokens=5, policy="scripted", policy_params=params))
         turns, final = turns_until_over(driver, requests=2)
         took_s = time.monotonic() - began_s
         steps = sum(subserver.statistics.steps for subserver in driver.subservers.values())

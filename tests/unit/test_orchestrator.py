@@ -218,15 +218,16 @@ def test_whatever_models_report_every_request_ends_once_and_the_ledger_is_right(
 # --- the number in flight ---------------------------------------------------------------------------------------------
 
 
-def test_every_model_learns_the_number_in_flight() -> None:
+def test_every_model_learns_the_number_in_flight_that_may_come_to_it() -> None:
     rng = random.Random(3)
     cluster = Cluster(NAMES[3], max_inflight=5)
-    keys = [cluster.submit(request(PROMPT, policy=spec("single", model="middle"))) for _ in range(4)]
+    keys = [cluster.submit(request(PROMPT, policy=spec("scripted", writers=[0, 1, 2]))) for _ in range(4)]
+    cluster.submit(request(PROMPT, policy=spec("single", model="middle")))
     cluster.deliver_all()
-    assert [cluster.subserver(name).in_flight for name in NAMES[3]] == [4, 4, 4]
+    assert [cluster.subserver(name).in_flight for name in NAMES[3]] == [4, 5, 4]
     cluster.cancel(keys[0])
     cluster.deliver_all()
-    assert [cluster.subserver(name).in_flight for name in NAMES[3]] == [3, 3, 3]
+    assert [cluster.subserver(name).in_flight for name in NAMES[3]] == [3, 4, 3]
     cluster.walk(rng)
     cluster.deliver_all()
     assert [cluster.subserver(name).in_flight for name in NAMES[3]] == [0, 0, 0]
@@ -235,7 +236,7 @@ def test_every_model_learns_the_number_in_flight() -> None:
 def test_a_restarted_model_learns_the_number_in_flight() -> None:
     cluster = Cluster()
     for _ in range(3):
-        cluster.submit(request(PROMPT, policy=spec("single")))
+        cluster.submit(request(PROMPT))
     cluster.deliver_all()
     cluster.kill("large")
     cluster.connect("large")

@@ -41,6 +41,7 @@ def subserver() -> Any:
     engine = SimpleNamespace(info=info, blocks_leased=0, blocks_used=0)
     return SimpleNamespace(
         engine=engine,
+        model="small",
         statistics=statistics,
         open_sequences=0,
         residents=0,
@@ -54,7 +55,9 @@ def orchestrator() -> Any:
     once = Counter(something=1)
     return SimpleNamespace(
         statistics=OrchestratorStatistics(finished=once, failed=once, tokens=Counter({("r2r", "small"): 1})),
-        settings=SimpleNamespace(models=("small",)),
+        settings=SimpleNamespace(models=("small",), all_replicas={"small": ("small",)}),
+        is_connected=lambda replica: True,
+        pinned=lambda replica: 0,
         in_flight=0,
         queued=0,
         reserved_blocks=lambda model: 0,

@@ -26,7 +26,8 @@ def with_arguments(spec: DeploymentSpec) -> DeploymentSpec:
 
 def _with_arguments(model: ModelSpec) -> ModelSpec:
     if model.engine == "tensorrt_llm":
-        options = tensorrt_llm(model.options, gpus=len(model.gpus), extend_tokens=model.extend_tokens)
+        gpus = len(model.gpus) // model.replicas
+        options = tensorrt_llm(model.options, gpus=gpus, extend_tokens=model.extend_tokens)
         return replace(model, options=options)
     if model.engine == "torch" and len(model.gpus) == 1:
         return replace(model, options={"device": f"cuda:{model.gpus[0]}", **model.options})

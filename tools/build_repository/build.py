@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
+from tokenrouter.replicas import replica_names
 from tools.build_repository.aliases import SHAPES
 from tools.build_repository.pbtxt import (
     alias_pbtxt,
@@ -17,6 +18,7 @@ from tools.build_repository.pbtxt import (
     text_pbtxt,
     unary_pbtxt,
 )
+from tools.build_repository.replicas import replicas_of
 from tools.build_repository.routers import place_routers, router_path
 from tools.build_repository.spec import DeploymentSpec, load_spec
 
@@ -44,7 +46,8 @@ def built_deployment(repository: Path) -> DeploymentSpec:
 def name_problems(spec: DeploymentSpec) -> Iterator[str]:
     """No models, or two of one name."""
     entry = spec.entry
-    names = [entry.name, *filter(None, [entry.unary]), *entry.aliases, *spec.models]
+    models = [name for model, own in spec.models.items() for name in replica_names(model, own.replicas)]
+    names = [entry.name, *filter(None, [entry.unary]), *entry.aliases, *models]
     if len(set(names)) != len(names):
         yield f"model names must differ: {', '.join(names)}"
     if not spec.models:
@@ -53,8 +56,8 @@ def name_problems(spec: DeploymentSpec) -> Iterator[str]:
         if not alias.decoupled and entry.unary is None and alias.shape in SHAPES:
             yield f"entry.aliases.{name}.decoupled is false, for which entry.unary has to name a model"
     for name, model in spec.models.items():
-        if unknown := [other for other in model.load_after if other not in spec.models or other == name]:
-            yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(spec.models)}"
+        if unknown := [other for other in model.load_after if other not in models or other == name]:
+            yield f"models.{name}.load_after names {unknown[0]!r}; known: {', '.join(models)}"
 
 
 def repository_files(spec: DeploymentSpec) -> dict[str, str]:
@@ -83,9 +86,10 @@ def repository_files(spec: DeploymentSpec) -> dict[str, str]:
             alias_pbtxt(name, alias, entry) if ensemble else text_pbtxt(name, alias.shape, entry, spec.models)
         )
         files[f"{name}/1/.gitkeep"] = ""
-    for name, model in spec.models.items():
-        files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, model, unary=entry.unary is not None)
-        files[f"{name}/1/model.yaml"] = model_yaml(model)
+    for model, of in spec.models.items():
+        for name, own in replicas_of(model, of).items():
+            files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, own, entry, replica_of=model)
+            files[f"{name}/1/model.yaml"] = model_yaml(own)
     return files
 
 

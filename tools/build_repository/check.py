@@ -17,11 +17,13 @@ from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.messages import PolicySpec
 from tokenrouter.policies import Policy, load_policy
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.replicas import replica_names
 from tokenrouter.vocabulary import check_same_tokenizer
 from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import name_problems
 from tools.build_repository.kv_budget import deployment_budget
 from tools.build_repository.model_checks import caught, checkpoint_problems, model_problems
+from tools.build_repository.replicas import replica_problems, replicas_of
 from tools.build_repository.routers import policy_params, router_problems
 from tools.build_repository.spec import DeploymentSpec
 from tools.build_repository.thresholds import threshold_problems, tuned
@@ -62,10 +64,14 @@ def _completed(spec: DeploymentSpec) -> DeploymentSpec:
     if budget is None:
         return spec
     models = dict(spec.models)
-    for name, tokens in budget.tokens.items():
-        model = models[name]
+    for name, model in spec.models.items():
+        # All replicas are alike: the one with the least room decides.
+        replicas = [each for each in replica_names(name, model.replicas) if each in budget.tokens]
+        if not replicas:
+            continue
+        tokens = min(budget.tokens[each] for each in replicas)
         kv = {**(model.options.get("kv_cache_config") or {}), "max_tokens": tokens}
-        order = model.load_after or budget.load_after[name]
+        order = model.load_after or tuple(dict.fromkeys(o for each in replicas for o in budget.load_after[each]))
         models[name] = replace(model, options={**model.options, "kv_cache_config": kv}, load_after=order)
     return replace(spec, models=models)
 
@@ -80,6 +86,8 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
     folders: dict[str, Path] = {}
     missing = False
     for name, model in spec.models.items():
+        yield from (f"models.{name}.{problem}" for problem in replica_problems(model))
+        model = replicas_of(name, model)[name]
         yield from (f"models.{name}.{problem}" for problem in model_problems(model))
         folder = output / name / "1" if model.checkpoint == VERSION_FOLDER else Path(model.checkpoint)
         if (folder / "config.json").is_file():
@@ -177,9 +185,11 @@ def _length_problems(spec: DeploymentSpec) -> Iterator[str]:
         tokens: int | None = (model.options.get("kv_cache_config") or {}).get("max_tokens")
         length: int | None = model.options.get("max_seq_len")
         share = model.direct_kv_share + (0.0 if spec.entry.unary is None else model.unary_kv_share)
-        if model.gpus and length and tokens and tokens - int(tokens * share) < length:
+        entries = spec.entry.routed_orchestrators
+        if model.gpus and length and tokens and (tokens - int(tokens * share)) // entries < length:
+            shared = f", and {entries} entry models share the rest (routed_orchestrators)" if entries > 1 else ""
             yield (
                 f"models.{name}.options.max_seq_len is {length}, but only {tokens} KV tokens fit onto its GPUs, and "
-                f"direct_kv_share and unary_kv_share take {share:g} of them; lower one, raise kv_budget.share, or use "
-                "more GPUs"
+                f"direct_kv_share and unary_kv_share take {share:g} of them{shared}; lower one, raise kv_budget.share, "
+                "or use more GPUs"
             )

@@ -22,6 +22,7 @@ from rich.table import Table
 from tokenrouter.config import TOKENS_PER_BLOCK
 from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
 from tokenrouter.errors import ConfigError
+from tools.build_repository.replicas import expanded
 from tools.build_repository.shapes import read_shape
 from tools.build_repository.spec import GIB, DeploymentSpec, KvBudgetSpec, ModelSpec
 
@@ -72,7 +73,7 @@ def deployment_budget(spec: DeploymentSpec) -> Budget | None:
     Raises:
         ConfigError: a checkpoint is missing, or see `compute`.
     """
-    models = [_budget_model(name, model) for name, model in spec.models.items() if model.gpus]
+    models = [_budget_model(name, model) for name, model in expanded(spec).items() if model.gpus]
     return compute(models, spec.kv_budget) if models else None
 
 

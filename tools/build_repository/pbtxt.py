@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from tokenrouter.config import MAX_BATCH_SIZE, MAX_REQUEST_SECONDS
 from tokenrouter.policies.cache import MAX_BYTES
+from tokenrouter.replicas import replica_names
 from tokenrouter.repository import BACKEND
 from tokenrouter.request import Defaults, Limits
 from tokenrouter.triton.tensors import (
@@ -36,18 +37,18 @@ _BUILT = """\
 # and tools.tune change its thresholds and write the files that follow from it again."""
 
 
-def entry_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
+def entry_pbtxt(entry: EntrySpec, models: Mapping[str, ModelSpec]) -> str:
     """config.pbtxt of the entry model."""
     return _entry(entry.name, entry, models, role="orchestrator", decoupled=True)
 
 
-def unary_pbtxt(entry: EntrySpec, models: Iterable[str]) -> str:
+def unary_pbtxt(entry: EntrySpec, models: Mapping[str, ModelSpec]) -> str:
     """config.pbtxt of the entry model for clients without streams."""
     assert entry.unary is not None
     return _entry(entry.unary, entry, models, role="unary", decoupled=False)
 
 
-def text_pbtxt(name: str, role: str, entry: EntrySpec, models: Iterable[str]) -> str:
+def text_pbtxt(name: str, role: str, entry: EntrySpec, models: Mapping[str, ModelSpec]) -> str:
     """config.pbtxt of a model that only turns text into ids, or ids into text."""
     inputs, outputs = {
         "preprocessing": (PREPROCESSING_INPUTS, PREPROCESSING_OUTPUTS),
@@ -62,7 +63,7 @@ def text_pbtxt(name: str, role: str, entry: EntrySpec, models: Iterable[str]) ->
     )
 
 
-def _entry(name: str, entry: EntrySpec, models: Iterable[str], *, role: str, decoupled: bool) -> str:
+def _entry(name: str, entry: EntrySpec, models: Mapping[str, ModelSpec], *, role: str, decoupled: bool) -> str:
     return _join(
         _head(name, entry.max_batch_size, decoupled=decoupled),
         _inputs(ENTRY_INPUTS),
@@ -72,7 +73,7 @@ def _entry(name: str, entry: EntrySpec, models: Iterable[str], *, role: str, dec
     )
 
 
-def _entry_parameters(entry: EntrySpec, models: Iterable[str], role: str) -> dict[str, str]:
+def _entry_parameters(entry: EntrySpec, models: Mapping[str, ModelSpec], role: str) -> dict[str, str]:
     parameters = {
         "role": role,
         "models": ",".join(models),
@@ -98,6 +99,8 @@ def _entry_parameters(entry: EntrySpec, models: Iterable[str], role: str) -> dic
         parameters["defaults"] = msgspec.json.encode(entry.defaults).decode()
     if entry.speculation is not None:
         parameters["speculation"] = msgspec.json.encode(entry.speculation).decode()
+    if several := {name: replica_names(name, model.replicas) for name, model in models.items() if model.replicas > 1}:
+        parameters["replicas"] = json.dumps(several)
     if entry.selectable_policies is not None:
         parameters["selectable_policies"] = ",".join(entry.selectable_policies)
     if entry.end_ids is not None:
@@ -108,11 +111,15 @@ def _entry_parameters(entry: EntrySpec, models: Iterable[str], role: str) -> dic
     return parameters
 
 
-def subserver_pbtxt(name: str, model: ModelSpec, *, unary: bool = False) -> str:
-    """config.pbtxt of a subserver; `unary`: whether an entry model without streams routes to it too."""
+def subserver_pbtxt(name: str, model: ModelSpec, entry: EntrySpec, *, replica_of: str) -> str:
+    """config.pbtxt of a subserver; `replica_of` is the model that `entry` knows."""
     max_batch_size = max(int(model.options.get("max_batch_size", MAX_BATCH_SIZE)), model.batching.threshold)
     parameters = {"role": "subserver", "direct_kv_share": f"{model.direct_kv_share:g}"}
-    if unary:
+    if replica_of != name:
+        parameters["replica_of"] = replica_of
+    if entry.routed_orchestrators > 1:
+        parameters["routed_orchestrators"] = str(entry.routed_orchestrators)
+    if entry.unary is not None:
         parameters["unary_kv_share"] = f"{model.unary_kv_share:g}"
     if model.batching.batch_thresholds:
         table = {str(n): threshold for n, threshold in sorted(model.batching.batch_thresholds.items())}

@@ -102,6 +102,8 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             `tokenrouter.speculation.Speculation`. Left out, only for requests that ask for it.
         limits: what one request may hold; see `tokenrouter.request.Limits`.
         defaults: of fields that a request leaves out; see `tokenrouter.request.Defaults`.
+        routed_orchestrators: how many such entry models, each in a server of its own, share the models; each has its
+            part of the KV for routed requests.
     """
 
     policy: str
@@ -124,6 +126,7 @@ class EntrySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculation: Speculation | None = EntryConfig.speculation
     limits: Limits = Limits()
     defaults: Defaults = Defaults()
+    routed_orchestrators: Positive = SubserverConfig.routed_orchestrators
 
     def __post_init__(self) -> None:
         """Refuses checkpoints outside of the repository."""
@@ -155,6 +158,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         extend_tokens: tokens that a step usually takes in beyond one per request (`tensorrt_llm`: CUDA graphs are
             captured for numbers of tokens up to max_batch_size + extend_tokens).
         load_after: models that load before this one if they are there; computed for models that share GPUs.
+        replicas: how many of it there are. The first has the model's name, the others `NAME_1`, `NAME_2`, ...; `gpus`
+            names those of all of them in this order.
     """
 
     engine: str = ModelYaml.engine
@@ -169,6 +174,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy_cache_mib: Positive = MAX_BYTES >> 20
     extend_tokens: int = 64
     load_after: tuple[str, ...] = ()
+    replicas: Positive = 1
 
 
 class KvBudgetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -105,8 +105,11 @@ def threshold_problems(spec: DeploymentSpec) -> Iterator[str]:
         return
     tables = {n for policy in policies.values() for n in policy.by_in_flight}
     for n in sorted({n for n in tables if n <= spec.entry.max_inflight} | {spec.entry.max_inflight}):
-        thresholds = {name: min(policy.threshold_at(n), n) for name, policy in policies.items()}
-        if sum(threshold - 1 for threshold in thresholds.values()) >= n:
+        # A replica knows the requests that are pinned to it, which are dealt out evenly.
+        replicas = {name: spec.models[name].replicas for name in policies}
+        pinned = {name: max(1, n // count) for name, count in replicas.items()}
+        thresholds = {name: min(policy.threshold_at(pinned[name]), pinned[name]) for name, policy in policies.items()}
+        if sum(replicas[name] * (threshold - 1) for name, threshold in thresholds.items()) >= n:
             given = ", ".join(f"{name}={threshold}" for name, threshold in thresholds.items())
             yield (
                 f"models.*.batching: with {n} requests in flight the thresholds {given} can deadlock, since "

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tokenrouter.errors import ConfigError
+from tokenrouter.replicas import replica_names
 from tools.build_repository.build import BUILT, built_deployment, repository_files
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec
 from tools.build_repository.thresholds import threshold_problems
@@ -52,7 +53,8 @@ def plan_edits(repository: Path, found: Mapping[str, BatchingSpec]) -> dict[str,
     for problem in threshold_problems(new):
         raise ConfigError(f"{repository / BUILT}: {problem}")
     before, after = repository_files(old), repository_files(new)
-    files = [BUILT, *(f"{name}/config.pbtxt" for name in names)]
+    replicas = [each for name in names for each in replica_names(name, old.models[name].replicas)]
+    files = [BUILT, *(f"{each}/config.pbtxt" for each in replicas)]
     return {file: _edit(repository, file, before[file], after[file]) for file in files}
 
 

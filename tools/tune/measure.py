@@ -58,7 +58,8 @@ def read_thresholds(folder: Path, entry: str | None = None) -> Thresholds:
     """
     repository = Repository(folder)
     chosen = repository.entry(entry)
-    return Thresholds(chosen.name, {name: model.batching for name, model in repository.models(chosen).items()})
+    models = repository.models(chosen)
+    return Thresholds(chosen.name, {name: models[name].batching for name in chosen.models})
 
 
 @contextmanager

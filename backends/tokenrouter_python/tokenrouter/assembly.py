@@ -101,6 +101,7 @@ class Entry:
             priorities=self.config.priorities,
             max_request_ns=self.config.max_request_ns,
             speculation=self.config.speculation,
+            replicas=self.config.replicas,
         )
         orchestrator = Orchestrator(settings, tokenizer=self.tokenizer, policies=self._policies)
         if self._policies.get(self.config.policy).speculates():
@@ -118,7 +119,8 @@ def direct_entry(config: SubserverConfig, repository: Repository) -> Entry:
     """The entry for calls that go to one subserver directly: the same code, with one model and no routing."""
     entry = EntryConfig(
         name=config.name,
-        models=(config.name,),
+        models=(config.model,),
+        replicas={config.model: (config.name,)},
         policy=DEFAULT_POLICY,
         selectable=frozenset(),
         max_inflight=config.max_inflight,
@@ -128,16 +130,16 @@ def direct_entry(config: SubserverConfig, repository: Repository) -> Entry:
     return Entry(entry, repository)
 
 
-def placement(name: str, repository: Repository) -> Placement:
+def placement(config: SubserverConfig, repository: Repository) -> Placement:
     """Which entry models of the repository route to this model, and how.
 
     Raises:
         ConfigError: the configuration of such an entry model is wrong.
     """
-    entries = repository.entries_to(name)
+    entries = repository.entries_to(config.name)
     folders = {model: repository.checkpoint(model) for model in sorted({m for entry in entries for m in entry.models})}
     return Placement(
-        model=name,
+        model=config.model,
         repository=str(repository.root),
         vocab_size=common_size(folders) if folders else 0,
         policies=tuple((entry.models, entry.policy) for entry in entries),
@@ -156,19 +158,21 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
     engine = runner.engine
     blocks = engine.info.kv_blocks
     own = {"direct": int(blocks * config.direct_kv_share), "unary": int(blocks * config.unary_kv_share)}
+    routed = (blocks - sum(own.values())) // config.routed_orchestrators
     context = PolicyContext(
         (),
         str(repository.root),
         tokenizer=load_tokenizer(config.checkpoint),
         hidden_size=engine.info.hidden_size,
-        **engine.extras(config.name),
+        **engine.extras(config.model),
     )
     return Subserver(
         config.name,
         runner,
-        shares={**own, "routed": blocks - sum(own.values())},
+        shares={**own, "routed": routed},
         context=lambda models: replace(context, models=models),
         policy_cache_bytes=config.policy_cache_bytes,
+        model=config.model,
     )
 
 
@@ -178,7 +182,7 @@ def _load_runner(config: SubserverConfig, repository: Repository) -> Runner[KvEn
     from tokenrouter.subserver.submitted import SubmittingRunner
 
     if config.engine == "tensorrt_llm":
-        owns_loop = load_tensorrt_llm(config.checkpoint, config.engine_options, placement(config.name, repository))
+        owns_loop = load_tensorrt_llm(config.checkpoint, config.engine_options, placement(config, repository))
         return SubmittingRunner(owns_loop, config.batching, clock_ns=time.monotonic_ns)
     sharing = max(1, repository.engines().count(config.engine))
     stepped = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=sharing)

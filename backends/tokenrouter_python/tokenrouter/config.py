@@ -68,6 +68,7 @@ class EntryConfig:
         end_ids: overrides the first model's end ids (`end_ids`), or None.
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
+        replicas: names by model (`replicas`, a JSON object); a model that is left out serves itself.
     """
 
     name: str
@@ -87,6 +88,12 @@ class EntryConfig:
     end_ids: tuple[int, ...] | None = None
     allow_added_tokens: bool = False
     allow_special_tokens: bool = False
+    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def all_replicas(self) -> dict[str, tuple[str, ...]]:
+        """Names by model, of every model."""
+        return {model: self.replicas.get(model, (model,)) for model in self.models}
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,8 @@ class SubserverConfig:
         max_request_ns: as in `EntryConfig`, of direct calls.
         policy_cache_bytes: as in `EntryConfig`; weights of routers are mostly here.
         load_after: models that load their engine before this one, if they load at all (`load_after` in model.yaml).
+        replica_of: the model that it is a replica of (`replica_of`), if that has another name.
+        routed_orchestrators: how many entry models share the KV that is left for routed requests; each has its part.
     """
 
     name: str
@@ -120,6 +129,13 @@ class SubserverConfig:
     max_request_ns: int = MAX_REQUEST_SECONDS * 10**9
     policy_cache_bytes: int = MAX_BYTES
     load_after: tuple[str, ...] = ()
+    replica_of: str = ""
+    routed_orchestrators: int = 1
+
+    @property
+    def model(self) -> str:
+        """The model that it is, or is a replica of: the name that policies know."""
+        return self.replica_of or self.name
 
 
 @dataclass(frozen=True)
@@ -243,10 +259,23 @@ def entry_config(model_config: Mapping[str, Any]) -> EntryConfig:
     priorities = _priorities(name, parameters)
     config = EntryConfig(name, models, policy, queue=queue, priorities=priorities, **parameters.fields(_ENTRY))
     parameters.done()
+    _check_replicas(config)
     if config.allow_special_tokens and config.end_ids is None:
         raise ConfigError(f"model {name!r}: allow_special_tokens needs end_ids, since each model may end otherwise")
     _check_no_native_queue(name, model_config.get("dynamic_batching", {}))
     return config
+
+
+def _check_replicas(config: EntryConfig) -> None:
+    """Refuses replicas of unknown models, models without one, and names that stand twice."""
+    names = [name for replicas in config.all_replicas.values() for name in replicas]
+    unknown = sorted(config.replicas.keys() - set(config.models))
+    if unknown or not all(config.all_replicas.values()) or len(set(names)) != len(names):
+        given = {model: list(replicas) for model, replicas in config.replicas.items()}
+        raise ConfigError(
+            f"model {config.name!r}: parameter replicas is {json.dumps(given)}; it names the replicas of each of "
+            f"{', '.join(config.models)} that has several, each once"
+        )
 
 
 def subserver_config(model_config: Mapping[str, Any], folder: Path) -> SubserverConfig:
@@ -423,6 +452,10 @@ def _thresholds(text: str) -> dict[int, int]:
     return msgspec.json.decode(text, type=dict[int, int])
 
 
+def _replicas(text: str) -> dict[str, tuple[str, ...]]:
+    return msgspec.json.decode(text, type=dict[str, tuple[str, ...]])
+
+
 def _microseconds(text: str) -> int:
     return _natural(text) * 1000
 
@@ -466,6 +499,7 @@ _ENTRY: dict[str, _Row] = {
     "end_ids": ("end_ids", _ids, "a comma-separated list of token ids"),
     "allow_added_tokens": ("allow_added_tokens", _boolean, "true or false"),
     "allow_special_tokens": ("allow_special_tokens", _boolean, "true or false"),
+    "replicas": ("replicas", _replicas, 'a JSON object such as {"large": ["large", "large_1"]}'),
 }
 _SUBSERVER: dict[str, _Row] = {
     "direct_kv_share": ("direct_kv_share", _share, "a number in [0, 1)"),
@@ -473,6 +507,8 @@ _SUBSERVER: dict[str, _Row] = {
     "max_inflight": ("max_inflight", _positive, "a whole number of at least 1"),
     "max_request_ns": _MAX_REQUEST,
     "policy_cache_bytes": _POLICY_CACHE,
+    "replica_of": ("replica_of", str, "a model's name"),
+    "routed_orchestrators": ("routed_orchestrators", _positive, "a whole number of at least 1"),
 }
 _TABLE: dict[str, _Row] = {
     "by_in_flight": ("batch_thresholds", _thresholds, 'a JSON object such as {"1": 1, "8": 4}'),

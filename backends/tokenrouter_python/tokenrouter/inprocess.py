@@ -29,7 +29,7 @@ class InProcessDriver:
 
     Args:
         entry: what the entry model's configuration gives.
-        subservers: one per model, by name, small first.
+        subservers: one per replica of a model, by name, small first.
     """
 
     def __init__(self, entry: Entry, subservers: Mapping[str, Subserver]) -> None:

@@ -22,6 +22,7 @@ IDLE_GAUGES = (
     "tokenrouter_residents",
     "tokenrouter_model_in_flight",
     "tokenrouter_ledger_blocks",
+    "tokenrouter_pinned",
 )
 """Gauges that are 0 when no model holds or runs anything."""
 

@@ -80,7 +80,7 @@ class Repository:
         return entry_config(self.config(name))
 
     def entries_to(self, model: str) -> list[EntryConfig]:
-        """The entry models that route to this model. A config.pbtxt that Triton will not load is passed over.
+        """Entry models that route to this model or replica; a config.pbtxt that Triton will not load is passed over.
 
         Raises:
             ConfigError: the configuration of an entry model is wrong.
@@ -93,7 +93,7 @@ class Repository:
             except ConfigError:
                 continue
             entries.append(entry_config(self.config(name)))
-        return [entry for entry in entries if model in entry.models]
+        return [entry for entry in entries if any(model in names for names in entry.all_replicas.values())]
 
     def model(self, name: str) -> SubserverConfig:
         """A model that entry models route to.
@@ -104,15 +104,23 @@ class Repository:
         return subserver_config(self.config(name), self.version(name))
 
     def models(self, entry: EntryConfig) -> dict[str, SubserverConfig]:
-        """The models between which an entry model routes, small first.
+        """The models between which an entry model routes, small first, each with all its replicas.
 
         Raises:
             ConfigError: one is not in the repository, or wrong.
         """
         known = self.names()
-        if missing := [name for name in entry.models if name not in known]:
+        replicas = [(name, model) for model, names in entry.all_replicas.items() for name in names]
+        if missing := [name for name, _ in replicas if name not in known]:
             raise ConfigError(f"{self.root}: {entry.name} routes to {missing[0]!r}, which is not in the repository")
-        return {name: self.model(name) for name in entry.models}
+        found = {name: self.model(name) for name, _ in replicas}
+        for name, model in replicas:
+            if found[name].model != model:
+                raise ConfigError(
+                    f"{self.root / name / 'config.pbtxt'}: {entry.name} takes it for a replica of {model!r}; set its "
+                    f"parameter replica_of to that (it is {found[name].replica_of!r})"
+                )
+        return found
 
     def version(self, name: str) -> Path:
         """The version folder of a model.

@@ -214,6 +214,7 @@ class OrchestratorStatistics:
     handoffs: int = 0
     stale_messages: int = 0
     recovered: int = 0
+    moved: int = 0
     queue_wait: Histogram = field(default_factory=seconds)
     time_to_first_token: Histogram = field(default_factory=seconds)
     inter_token: Histogram = field(default_factory=seconds)

@@ -90,7 +90,9 @@ operation = APIRouter()
 @operation.get("/health/ready", responses={503: {"model": ErrorBody}}, response_class=PlainTextResponse)
 async def ready(request: Request) -> Response:
     state = request.app.state
-    missing = await state.triton.ready([state.deployment.entry, *state.deployment.config.models])
+    served = {state.deployment.entry: (state.deployment.entry,), **state.deployment.config.all_replicas}
+    absent = await state.triton.ready([name for replicas in served.values() for name in replicas])
+    missing = [model for model, replicas in served.items() if set(replicas) <= set(absent)]
     if missing:
         raise ApiError(503, f"not ready: {', '.join(missing)}", code="unavailable")
     return PlainTextResponse("ready\n")

@@ -127,6 +127,7 @@ class Generation:
         speculates: whether its small model may go ahead, as far as policy and client are concerned.
         ahead: the small model's guesses, while another model writes.
         discards, agreed: hand-offs at which a token was discarded, and those where the target wrote the same one.
+        pins: replica by model, while it runs.
         reserved: KV blocks by model, while it runs.
         started_ns: when it left the queue.
         emulated: whether one of the models is not real.
@@ -147,6 +148,7 @@ class Generation:
     ahead: Ahead | None = None
     discards: int = 0
     agreed: int = 0
+    pins: dict[str, str] = field(default_factory=dict)
     reserved: dict[str, int] = field(default_factory=dict)
     started_ns: int = 0
     emulated: bool = False

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
@@ -86,6 +87,7 @@ class OrchestratorSettings:
         priorities: of the queue.
         max_request_ns: a request ends so long after its arrival, waiting or running; 0 = no limit.
         speculation: whether and how far small models go ahead; None = only for requests that ask for it.
+        replicas: names by model; a model that is left out is its own only one.
     """
 
     models: tuple[str, ...]
@@ -95,6 +97,12 @@ class OrchestratorSettings:
     priorities: Priorities = field(default_factory=Priorities)
     max_request_ns: int = 0
     speculation: Speculation | None = None
+    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def all_replicas(self) -> dict[str, tuple[str, ...]]:
+        """Names by model, of every model."""
+        return {model: self.replicas.get(model, (model,)) for model in self.models}
 
 
 class Orchestrator(Speculating):
@@ -114,16 +122,19 @@ class Orchestrator(Speculating):
         self._tokenizer = tokenizer
         self._policies = policies
         self._admission = Admission(
-            settings.models,
+            settings.all_replicas,
             max_inflight=settings.max_inflight,
             connect_timeout_ns=settings.connect_timeout_ns,
             queue=settings.queue,
             priorities=settings.priorities,
         )
+        self._replicas = self._admission.replicas
         self._generations: dict[int, Generation] = {}
+        # Those whose next model is not there, or full without the replica that was lost; the first of them goes first.
+        self._stranded: dict[int, Generation] = {}
         self._updates: list[Update] = []
         self._unwritten: list[Generation] = []
-        # Connected models, with the number in flight that each was told last.
+        # Connected replicas, with the number in flight that each was told last.
         self._connected: dict[str, int] = {}
         self._alarms = Alarms()
         self._stop_ns: int | None = None
@@ -141,9 +152,17 @@ class Orchestrator(Speculating):
         """Waiting requests."""
         return len(self._admission.queue)
 
-    def reserved_blocks(self, model: str) -> int:
-        """KV blocks reserved on a model for running requests."""
-        return self._admission.reserved_blocks(model)
+    def reserved_blocks(self, replica: str) -> int:
+        """KV blocks reserved on a replica for running requests."""
+        return self._replicas.reserved_blocks(replica)
+
+    def pinned(self, replica: str) -> int:
+        """Running requests that are pinned to a replica."""
+        return self._replicas.pinned(replica)
+
+    def is_connected(self, replica: str) -> bool:
+        """Whether a replica is connected."""
+        return self._replicas.is_connected(replica)
 
     def keys(self) -> list[int]:
         """All requests that are not over."""
@@ -219,7 +238,7 @@ class Orchestrator(Speculating):
         self._advance(now_ns)
         if generation.state is State.WAITING:
             self._alarms.add(give_up_ns)
-            if not self._connected.keys() >= set(generation.models):
+            if any(self._replicas.largest(model) is None for model in generation.models):
                 self._alarms.add(arrived_ns + self.settings.connect_timeout_ns)
         # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
         self._alarms.add(generation.deadline_ns)
@@ -268,27 +287,30 @@ class Orchestrator(Speculating):
         elif error := self._admission.given_up(generation, now_ns=now_ns):
             self._fail(generation, Event.GAVE_UP, error)
 
-    def receive(self, model: str, message: ToOrchestrator, *, now_ns: int) -> None:
+    def receive(self, replica: str, message: ToOrchestrator, *, now_ns: int) -> None:
         """One message of a connected subserver.
 
         Raises:
             ProtocolError, ConfigError: the peer broke the protocol; close its connection.
         """
         if isinstance(message, ModelInfo):
-            self._greeted(model, message, now_ns)
+            self._greeted(replica, message)
         else:
             for row in message.rows:
-                self._hear(model, row, message.at_ns, now_ns)
+                self._hear(replica, row, message.at_ns, now_ns)
         self._advance(now_ns)
 
-    def _hear(self, model: str, row: ReportRow, at_ns: int, now_ns: int) -> None:
+    def _hear(self, replica: str, row: ReportRow, at_ns: int, now_ns: int) -> None:
         """One line of a report."""
         generation = self._generations.get(row.request)
         if generation is None:
             # Guesses of a response that is over are not unusual.
             self.statistics.stale_messages += row.outcome != Outcome.AHEAD
             return
-        ahead = generation.ahead
+        model, ahead = self._replicas.model_of(replica), generation.ahead
+        if generation.pins.get(model) != replica:
+            self.statistics.stale_messages += 1
+            return
         try:
             if ahead is not None and row.outcome == Outcome.AHEAD and ahead.leads(model, row.visit):
                 self._guessed(generation, ahead, row)
@@ -301,27 +323,36 @@ class Orchestrator(Speculating):
         except BaseException as exc:
             self._break(generation, exc)
 
-    def disconnected(self, model: str, *, now_ns: int) -> None:
-        """A subserver is gone and with it all KV; those that are at it wait for its return, up to the limit."""
-        if model not in self._connected:
+    def disconnected(self, replica: str, *, now_ns: int) -> None:
+        """A subserver is gone and with it all KV; those that are at it go on elsewhere, or wait, up to the limit."""
+        if replica not in self._connected:
             # It broke the protocol before it said who it is. Nobody's patience begins anew.
             return
-        self._admission.disconnected(model, now_ns=now_ns)
-        del self._connected[model]
+        self._replicas.disconnected(replica, now_ns=now_ns)
+        del self._connected[replica]
         self._alarms.add(now_ns + self.settings.connect_timeout_ns)
-        for generation in self._generations.values():
+        model = self._replicas.model_of(replica)
+        lost = [generation for generation in self._generations.values() if generation.pins.get(model) == replica]
+        for generation in lost:
             generation.visits.seen.pop(model, None)
             if generation.ahead is not None and generation.ahead.leader == model:
                 generation.ahead.going = False
             if generation.state is State.VISITING and generation.visits.at == model:
                 self._strand(generation, now_ns)
+        self._resettle(now_ns)
+        for generation in lost:
+            # Before others take the room that those need who are at another model now.
+            if generation.state is not State.OVER:
+                self._has_place(generation, model)
+        self._advance(now_ns)
 
     # --- the queue ------------------------------------------------------------------------------------------------
 
     def _advance(self, now_ns: int) -> None:
-        """Starts whoever can start, in order, and tells all models the number in flight."""
+        """Starts whoever can start, in order, and tells all replicas the number in flight."""
         admission = self._admission
-        while (head := admission.queue.head()) is not None:
+        waits = self._resettle(now_ns)
+        while not waits and (head := admission.queue.head()) is not None:
             # Asked again: a model that was away at the arrival may have come with less room, and the head would wait
             # for ever with all others behind it.
             if error := admission.misfit(head):
@@ -333,10 +364,30 @@ class Orchestrator(Speculating):
                     self._break(head, exc)
             else:
                 break
-        in_flight = admission.running
-        for model, told in self._connected.items():
-            if told != in_flight:
-                self._send(model, InFlight(in_flight))
+        changed = self._replicas.changed
+        while changed:
+            replica = next(iter(changed))
+            del changed[replica]
+            number = self._replicas.pinned(replica)
+            if self._connected.get(replica, number) != number:
+                self._send_to(replica, InFlight(number))
+
+    def _resettle(self, now_ns: int) -> bool:
+        """Those stranded go on if their replica is back, or another one has room, the first of them first.
+
+        Returns whether one still waits for room; nobody starts meanwhile, or it might wait for ever.
+        """
+        waits = False
+        for generation in list(self._stranded.values()):
+            model = generation.visits.at
+            if self._has_place(generation, model):
+                try:
+                    self._revisit(generation, Event.CONNECTED, now_ns)
+                except BaseException as exc:
+                    self._break(generation, exc)
+            else:
+                waits |= self._replicas.fits(model, generation.kv_tokens)
+        return waits
 
     def _start(self, generation: Generation, now_ns: int) -> None:
         self.statistics.queue_wait.observe((now_ns - generation.arrived_ns) * 1e-9)
@@ -346,18 +397,12 @@ class Orchestrator(Speculating):
 
     # --- visits and hand-offs -------------------------------------------------------------------------------------
 
-    def _greeted(self, model: str, info: ModelInfo, now_ns: int) -> None:
-        """A subserver said who it is; requests stranded there go on."""
-        errors.check_greeting(model, info)
-        self.speculation.connected(model, info)
-        self._admission.connected(model, info)
-        self._connected[model] = 0
-        for generation in list(self._generations.values()):
-            if generation.state is State.STRANDED and generation.visits.at == model:
-                try:
-                    self._revisit(generation, Event.CONNECTED, now_ns)
-                except BaseException as exc:
-                    self._break(generation, exc)
+    def _greeted(self, replica: str, info: ModelInfo) -> None:
+        """A subserver said who it is."""
+        errors.check_greeting(replica, info)
+        self.speculation.connected(self._replicas.model_of(replica), info)
+        self._replicas.connected(replica, info)
+        self._connected[replica] = 0
 
     def _apply(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
         """What a model reports of a request: tokens first, then what became of it."""
@@ -419,20 +464,32 @@ class Orchestrator(Speculating):
         """A request goes to a model, or waits for it."""
         if model == generation.policy.models[0]:
             generation.visits.depth = self.speculation.depth(generation)
-        if model in self._connected:
-            self._send(model, generation.visit(model, in_flight=self.in_flight, source=source, left_ns=left_ns))
+        if self._has_place(generation, model):
+            number = self._in_flight_at(generation, model)
+            self._send(generation, model, generation.visit(model, in_flight=number, source=source, left_ns=left_ns))
         else:
             generation.visits.at = model
             self._strand(generation, now_ns)
             self._alarms.add(now_ns + self.settings.connect_timeout_ns)
 
+    def _has_place(self, generation: Generation, model: str) -> bool:
+        """Whether its replica of the model is there, or another one has taken its place."""
+        replica = generation.pins[model]
+        if self._replicas.is_connected(replica):
+            return True
+        moved = self._replicas.pin(generation, model)
+        self.statistics.moved += moved
+        return moved
+
     def _strand(self, generation: Generation, now_ns: int) -> None:
         generation.happens(Event.DISCONNECTED)
         generation.since_ns = now_ns
+        self._stranded[generation.key] = generation
 
     def _revisit(self, generation: Generation, event: AnyEvent, now_ns: int) -> None:
         """A model has lost what it held of a request: it is sent everything again."""
         generation.happens(event)
+        self._stranded.pop(generation.key, None)
         visits = generation.visits
         visits.seen.pop(visits.at, None)
         self.statistics.recovered += 1
@@ -471,6 +528,7 @@ class Orchestrator(Speculating):
         waited = generation.state is State.WAITING
         generation.happens(event)
         del self._generations[generation.key]
+        self._stranded.pop(generation.key, None)
         if generation.ahead is not None:
             self.agreement(generation).rolled_back += len(generation.ahead.guesses)
         if waited:
@@ -478,8 +536,14 @@ class Orchestrator(Speculating):
             return
         self._admission.release(generation)
         for model in generation.visits.seen:
-            self._send(model, Close(generation.key, self.in_flight))
+            self._send(generation, model, Close(generation.key, self._in_flight_at(generation, model)))
 
-    def _send(self, model: str, message: ToSubserver) -> None:
-        self._connected[model] = self.in_flight
-        self.outbox.append((model, message))
+    def _in_flight_at(self, generation: Generation, model: str) -> int:
+        return self._replicas.pinned(generation.pins[model])
+
+    def _send(self, generation: Generation, model: str, message: ToSubserver) -> None:
+        self._send_to(generation.pins[model], message)
+
+    def _send_to(self, replica: str, message: ToSubserver) -> None:
+        self._connected[replica] = self._replicas.pinned(replica)
+        self.outbox.append((replica, message))

@@ -104,13 +104,12 @@ class Speculating(ABC):
     _unwritten: list[Generation]
     _updates: list[Update]
 
-    @property
     @abstractmethod
-    def in_flight(self) -> int:
-        """Running requests."""
+    def _in_flight_at(self, generation: Generation, model: str) -> int:
+        """Running requests at the replica of a model that a request is pinned to."""
 
     @abstractmethod
-    def _send(self, model: str, message: ToSubserver) -> None: ...
+    def _send(self, generation: Generation, model: str, message: ToSubserver) -> None: ...
 
     @abstractmethod
     def _visit(
@@ -135,7 +134,9 @@ class Speculating(ABC):
             generation.ahead = None
         elif generation.state is State.VISITING:
             visits = generation.visits
-            self._send(visits.at, Guesses(generation.key, visits.number, self.in_flight, start, guesses))
+            number = self._in_flight_at(generation, visits.at)
+            message = Guesses(generation.key, visits.number, number, start, guesses)
+            self._send(generation, visits.at, message)
 
     def _ran_on(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
         """Guesses of a small model that was told meanwhile that it writes: they count up to where it left."""
@@ -220,5 +221,6 @@ class Speculating(ABC):
             return
         wrote, left = (walk.wrote, walk.left) if walk is not None else (0, 0)
         generation.visits.seen[ahead.leader] = length
-        message = Settled(generation.key, ahead.visit, self.in_flight, length, wrote, left, fate)
-        self._send(ahead.leader, message)
+        number = self._in_flight_at(generation, ahead.leader)
+        message = Settled(generation.key, ahead.visit, number, length, wrote, left, fate)
+        self._send(generation, ahead.leader, message)

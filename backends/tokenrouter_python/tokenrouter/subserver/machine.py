@@ -85,11 +85,13 @@ class Subserver:
     """State machine of one model's decoding loop.
 
     Args:
-        name: the model's name in the deployment.
+        name: of the replica: what it is called on the token channel.
         runner: with the model's engine.
-        shares: KV quota in blocks by the share that an orchestrator's `Hello` names. Together at most the pool.
+        shares: KV quota in blocks by the share that an orchestrator's `Hello` names, of each that names it. Together at
+            most the pool.
         context: builds the policy context for a peer's list of models.
         policy_cache_bytes: most that loaded policies of one such list hold.
+        model: the model that it is a replica of, as policies know it; by default it has the same name.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Subserver:
         shares: dict[str, int],
         context: Callable[[tuple[str, ...]], PolicyContext],
         policy_cache_bytes: int = MAX_BYTES,
+        model: str = "",
     ) -> None:
         info = runner.engine.info
         if info.max_num_tokens <= info.max_batch:
@@ -110,6 +113,7 @@ class Subserver:
         if sum(shares.values()) > info.kv_blocks:
             raise ConfigError(f"model {name!r}: shares {shares} exceed the pool of {info.kv_blocks} KV blocks")
         self.name = name
+        self.model = model or name
         self.engine = runner.engine
         self.statistics = runner.statistics
         self.pulse = runner.pulse
@@ -209,8 +213,8 @@ class Subserver:
             raise ProtocolError(f"{hello.peer} sent Hello twice")
         if hello.share not in self._shares:
             raise ProtocolError(f"{hello.peer} asks for the unknown KV share {hello.share!r}")
-        if self.name not in hello.models:
-            raise ProtocolError(f"{hello.peer} does not list this model, {self.name}, among {hello.models}")
+        if self.model not in hello.models:
+            raise ProtocolError(f"{hello.peer} does not list this model, {self.model}, among {hello.models}")
         self._peers[peer] = _Peer(hello.peer, hello.models)
         self._prepare(hello, now_ns)
         info = self.engine.info
@@ -279,7 +283,7 @@ class Subserver:
         sequence = ModelSequence(
             peer=peer,
             request=message.request,
-            model=self.name,
+            model=self.model,
             tokens=message.tokens,
             prompt_tokens=message.prompt_tokens,
             sampling=message.sampling,
@@ -287,9 +291,9 @@ class Subserver:
             spec=message.policy,
             lease=message.kv_tokens,
         )
-        pair = len(policy.models) == 2 and policy.speculates() and not policy.remembers(self.name)
+        pair = len(policy.models) == 2 and policy.speculates() and not policy.remembers(self.model)
         sequence.leader = policy.models[0] if pair and self._runner.speculates else ""
-        sequence.banned = calls.mask(policy, self.name, self.engine.info.vocab_size)
+        sequence.banned = calls.mask(policy, self.model, self.engine.info.vocab_size)
         self._runner.admit(sequence, kv_tokens=message.kv_tokens)
         return sequence
 
@@ -344,7 +348,7 @@ class Subserver:
         own = sequence.settle(message.length, message.fate)
         back = message.fate == Fate.CONFIRMED
         left = message.left + (back and sequence.ahead)
-        self.statistics.confirmed(message.wrote + own, left, message.left + back, sequence.policy.other(self.name))
+        self.statistics.confirmed(message.wrote + own, left, message.left + back, sequence.policy.other(self.model))
         sequence.resident = message.fate != Fate.ROLLED_BACK
         self._runner.settled(sequence, now_ns=now_ns)
 
@@ -362,7 +366,7 @@ class Subserver:
         """The policies of a deployment of these models."""
         if models not in self._policies:
             self._policies[models] = PolicyCache(
-                self._context(models), most_bytes=self._policy_cache_bytes, prepared_for=self.name
+                self._context(models), most_bytes=self._policy_cache_bytes, prepared_for=self.model
             )
         return self._policies[models]
 

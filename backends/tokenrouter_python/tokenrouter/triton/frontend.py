@@ -78,7 +78,8 @@ class Frontend:
         self._inputs = inputs
         self._outputs = outputs
         directory = runtime_dir()
-        carrier = UnixCarrier(dial={model: socket_path(directory, model) for model in entry.config.models})
+        replicas = [name for names in entry.config.all_replicas.values() for name in names]
+        carrier = UnixCarrier(dial={name: socket_path(directory, name) for name in replicas})
         self._broke = broke
         self._loop = OrchestratorLoop(
             orchestrator, carrier, hello=entry.hello(name, share), changed=changed, broke=self._loop_broke

@@ -76,7 +76,6 @@ class SubserverMetrics:
 
     def __init__(self, model: str) -> None:
         self._series = _Series({"model": model})
-        self._model = model
 
     def release(self) -> None:
         """Nothing may be published any more."""
@@ -114,7 +113,7 @@ class SubserverMetrics:
         series.histogram("tokenrouter_handoff_seconds", "Time from leaving one model to ready here", numbers.handoff)
         if numbers.cache is not None:
             self._cache(numbers.cache)
-        self._routes(numbers)
+        self._routes(numbers, subserver.model)
         self._step_times(numbers.step_times)
         series.gauge(*_TAKEN, taken_s)
 
@@ -128,9 +127,9 @@ class SubserverMetrics:
         ):
             self._series.counter(f"tokenrouter_{name}", description, value)
 
-    def _routes(self, numbers: SubserverStatistics) -> None:
+    def _routes(self, numbers: SubserverStatistics, model: str) -> None:
         for (target, committed), count in list(numbers.routes.items()):
-            labels = {"target": target or self._model, "committed": str(int(committed))}
+            labels = {"target": target or model, "committed": str(int(committed))}
             self._series.counter("tokenrouter_routes", "Where requests went after a step", count, **labels)
 
     def _step_times(self, times: StepTimes) -> None:
@@ -181,9 +180,15 @@ class OrchestratorMetrics:
             series.counter(
                 "tokenrouter_tokens", "Tokens committed, by policy and the model that wrote them", tokens, **label
             )
-        for name in orchestrator.settings.models:
-            blocks = orchestrator.reserved_blocks(name)
-            series.gauge("tokenrouter_ledger_blocks", "KV blocks reserved in the ledger", blocks, subserver=name)
+        series.counter("tokenrouter_moved", "Requests that went on at another replica", numbers.moved)
+        for model, replicas in orchestrator.settings.all_replicas.items():
+            for name in replicas:
+                label = {"subserver": name}
+                connected, pinned = int(orchestrator.is_connected(name)), orchestrator.pinned(name)
+                blocks = orchestrator.reserved_blocks(name)
+                series.gauge("tokenrouter_ledger_blocks", "KV blocks reserved in the ledger", blocks, **label)
+                series.gauge("tokenrouter_pinned", "Running requests that are pinned to the replica", pinned, **label)
+                series.gauge("tokenrouter_connected", "Whether the replica is", connected, **label, replica_of=model)
         self._agreement()
         series.histogram("tokenrouter_queue_seconds", "Wait from arrival to start", numbers.queue_wait)
         first, inter = numbers.time_to_first_token, numbers.inter_token
