@@ -10,7 +10,7 @@ from typing import Any
 from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
 from perf.serving.result import beside_model, figures, rates
 from perf.serving.run import Plan, measure, work_around_engines
-from tools.dtmc.network import parse_thresholds
+from tools.dtmc.network import parse_counts
 from tools.dtmc.profile import Profile
 from tools.dtmc.search import SearchResult, search
 from tools.simulate.run import throughput
@@ -90,7 +90,7 @@ def setting(name: str, in_flight: Sequence[int], best: Best) -> Thresholds:
         return EAGER
     if name == "best":
         return Thresholds("best", {n: best(n).thresholds for n in in_flight})
-    return Thresholds(name, {0: parse_thresholds(name)})
+    return Thresholds(name, {0: parse_counts(name, "--thresholds")})
 
 
 def tuned(most: int, best: Best) -> list[Thresholds]:

@@ -83,7 +83,7 @@ def test_at_every_instant_every_request_is_in_exactly_one_place(profile):
     meter, statistics = loop.meter, loop.orchestrator.statistics
     assert meter.tokens == sum(statistics.tokens.values())
     assert meter.finished == statistics.finished["length"] > 30
-    assert sum(counts.requests for counts in meter.models) == sum(map(sum, meter.moves)) + meter.finished
+    assert sum(counts.requests for counts in meter.replicas) == sum(map(sum, meter.moves)) + meter.finished
     assert statistics.stale_messages == statistics.recovered == 0
 
 

@@ -19,7 +19,7 @@ from tools.build_repository.thresholds import batching_of
 from tools.build_repository.tuning import Edit, plan_edits, write_edits
 from tools.dtmc.chain import DEFAULT_MAX_TRANSITIONS
 from tools.dtmc.errors import DtmcError
-from tools.dtmc.network import parse_thresholds
+from tools.dtmc.network import parse_counts
 from tools.dtmc.profile import Profile, load_profile
 from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_table
 from tools.dtmc.solve import Solution, solve
@@ -53,7 +53,7 @@ def solve_command(
     as_json: AsJson = False,
 ) -> None:
     """Solve one threshold vector exactly."""
-    vector = parse_thresholds(thresholds)
+    vector = parse_counts(thresholds, "--thresholds")
     solution = solve(load_profile(profile), inflight, vector, max_transitions)
     _print_json(asdict(solution)) if as_json else _print_solution(solution, vector)
 
@@ -142,7 +142,11 @@ def sweep_command(
         from tools.simulate.run import throughput as simulator  # with torch, which the chain does not need
     with LateProgress() as report:
         loaded = load_profile(profile)
-        centre = parse_thresholds(thresholds) if thresholds else search(loaded, inflight, report=report).thresholds
+        centre = (
+            parse_counts(thresholds, "--thresholds")
+            if thresholds
+            else search(loaded, inflight, report=report).thresholds
+        )
         result = sweep(loaded, inflight, centre, simulate=simulator, report=report)
         plot_file.parent.mkdir(parents=True, exist_ok=True)
         plot(result, plot_file)

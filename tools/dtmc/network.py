@@ -79,21 +79,21 @@ class Network:
         return tuple(thresholds[name] for name in self.names)
 
 
-def parse_thresholds(text: str) -> dict[str, int]:
-    """Parses `small=1,large=3`.
+def parse_counts(text: str, option: str) -> dict[str, int]:
+    """Parses `small=1,large=3`, what an option of a command says.
 
     Raises:
         ThresholdError: it does not have that form, or names a model twice.
     """
-    thresholds: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = (piece.strip() for piece in part.partition("="))
         if not name or not number.isdecimal():
-            raise ThresholdError(f"--thresholds: {part.strip()!r} is not MODEL=NUMBER; write e.g. small=1,large=3")
-        if name in thresholds:
-            raise ThresholdError(f"--thresholds: {name} is given twice; give each model once")
-        thresholds[name] = int(number)
-    return thresholds
+            raise ThresholdError(f"{option}: {part.strip()!r} is not MODEL=NUMBER; write e.g. small=1,large=3")
+        if name in counts:
+            raise ThresholdError(f"{option}: {name} is given twice; give each model once")
+        counts[name] = int(number)
+    return counts
 
 
 def build_network(profile: Profile, inflight: int) -> Network:

@@ -11,6 +11,7 @@ models:
     step_ms: {1: 27.9, 8: 29.5}   # or a table: batch size -> milliseconds
     extend_ms_per_token: 0.02     # each extended token beyond the one input token of every request
     max_batch: 64
+    kv_tokens: 200000             # KV that one replica has for routed requests
 entry: small                      # model that receives a new request
 routing:                          # [P]; probabilities that are left out are 0
   small: {small: 0.65, large: 0.35}
@@ -48,11 +49,14 @@ class ModelProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         step_ms: milliseconds of one step: a number, or a table from measured batch size to milliseconds.
         extend_ms_per_token: milliseconds that each extended token adds to the step that takes it in.
         max_batch: largest batch of one step; None is unlimited.
+        kv_tokens: tokens whose KV one replica has for routed requests; None is unlimited. The Markov model knows no
+            limit.
     """
 
     step_ms: float | dict[BatchSize, float]
     extend_ms_per_token: float = 0.0
     max_batch: BatchSize | None = None
+    kv_tokens: BatchSize | None = None
 
     def step_time_ms(self, batch: int, extended_tokens: float = 0.0) -> float:
         """Milliseconds of one step, by the rule of `tokenrouter.step_time`.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -19,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenrouter.speculation import Speculation
-from tools.dtmc.network import parse_thresholds
-from tools.dtmc.profile import Profile, load_profile
+from tools.dtmc.network import parse_counts
+from tools.dtmc.profile import load_profile
 from tools.errors import reported
 from tools.progress import LateProgress
+from tools.simulate.deployment import named_replicas
 from tools.simulate.load import Shape
 from tools.simulate.meter import Step
 from tools.simulate.result import Latency, SimulationResult
@@ -51,6 +53,7 @@ def main(
         int, typer.Option(min=0, help="Guesses that the first of two models may hold; 0 = none.")
     ] = 0,
     agreement: Annotated[float, typer.Option(help="Share of guesses that the second model writes too.")] = 1.0,
+    replicas: Annotated[str, typer.Option(help="Replicas per model, e.g. small=2,large=1; left out is 1.")] = "",
     timeline: Annotated[
         Path | None, typer.Option(help="Draw the last steps.", callback=target_file(*IMAGE_SUFFIXES))
     ] = None,
@@ -64,11 +67,12 @@ def main(
     drawn: deque[Step] = deque(maxlen=None if trace else timeline_steps)
     began_s = time.perf_counter()
     loaded = load_profile(profile)
+    counts = parse_counts(replicas, "--replicas") if replicas else {}
     with LateProgress() as progress:
         result = simulate(
             loaded,
             inflight=inflight,
-            thresholds=parse_thresholds(thresholds) if thresholds else {},
+            thresholds=parse_counts(thresholds, "--thresholds") if thresholds else {},
             tokens=tokens,
             seconds=seconds,
             warmup=warm_up_share,
@@ -81,10 +85,12 @@ def main(
             think_ms=think_ms,
             speculation=Speculation(speculation) if speculation else None,
             agreement=agreement,
+            replicas=counts,
             on_step=drawn.append if timeline or trace else None,
             progress=lambda share: progress("simulating", share),
         )
-    _write(list(drawn), loaded, timeline, timeline_steps, trace, f"{inflight} in flight, {thresholds or 'eager'}")
+    lanes = [name for names in named_replicas(loaded, counts).values() for name in names]
+    _write(list(drawn), lanes, timeline, timeline_steps, trace, f"{inflight} in flight, {thresholds or 'eager'}")
     if json_output:
         typer.echo(json.dumps(asdict(result), indent=2))
     else:
@@ -92,18 +98,18 @@ def main(
 
 
 def _write(
-    steps: list[Step], profile: Profile, timeline: Path | None, timeline_steps: int, trace: Path | None, title: str
+    steps: list[Step], lanes: Sequence[str], timeline: Path | None, timeline_steps: int, trace: Path | None, title: str
 ) -> None:
     if trace is not None:
         from tools.simulate.trace import write_trace
 
         trace.parent.mkdir(parents=True, exist_ok=True)
-        write_trace(steps, profile.names, trace)
+        write_trace(steps, lanes, trace)
     if timeline is not None:
         from tools.simulate.timeline import draw_timeline
 
         timeline.parent.mkdir(parents=True, exist_ok=True)
-        draw_timeline(steps[-timeline_steps:], profile.names, timeline, title=title)
+        draw_timeline(steps[-timeline_steps:], lanes, timeline, title=title)
 
 
 def _print(result: SimulationResult, took_s: float) -> None:

@@ -12,7 +12,7 @@ from tokenrouter.rng import draw
 from tools.dtmc.profile import ModelProfile
 
 UNLIMITED = 1 << 60
-"""KV blocks and tokens: the simulator studies time, not memory."""
+"""Of tokens, and of KV unless the profile gives a limit."""
 
 VOCAB_SIZE = 2
 _AGREEMENT = 1
@@ -43,13 +43,25 @@ class VirtualEngine:
     """Satisfies `engines.base.Engine`: every token is 0, and a step moves the clock on by its time.
 
     Args:
+        kv_tokens: that the orchestrator may reserve.
         agreement: share of positions at which the token is 0, in [0, 1]; elsewhere it is 1.
+
+    Attributes:
+        clock: that its steps move on.
     """
 
     blocks_leased = blocks_used = 0
 
-    def __init__(self, model: ModelProfile, clock: VirtualClock, *, max_batch: int, agreement: float = 1.0) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        model: ModelProfile,
+        clock: VirtualClock,
+        *,
+        max_batch: int,
+        kv_tokens: int = UNLIMITED,
+        agreement: float = 1.0,
+    ) -> None:
+        self.clock = clock
         self._agreement = agreement
         self._opened = 0
         self._logits = torch.tensor([[1.0, 0.0]]).expand(max_batch, VOCAB_SIZE).contiguous()
@@ -60,7 +72,7 @@ class VirtualEngine:
             hidden_size=0,
             max_context=UNLIMITED,
             block_tokens=1,
-            kv_blocks=UNLIMITED,
+            kv_blocks=kv_tokens,
             max_batch=max_batch,
             max_num_tokens=UNLIMITED,
             emulated=True,
@@ -77,7 +89,7 @@ class VirtualEngine:
     def step(self, rows: Sequence[EngineRow]) -> StepResult:
         """Takes the profile's time; extended tokens are the new ones beyond one per request."""
         extended = sum(len(row.tokens) for row in rows) - len(rows)
-        self._clock.now_ns += nanoseconds(self._step_time_ms(len(rows), extended))
+        self.clock.now_ns += nanoseconds(self._step_time_ms(len(rows), extended))
         if self._agreement == 1.0:
             emit = sum(row.emit for row in rows)
             if emit > len(self._logits):

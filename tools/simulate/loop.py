@@ -28,14 +28,16 @@ from tools.simulate.meter import Meter, Step
 
 OnStep = Callable[[Step], None]
 
+_CLIENTS = -1
 _VISITS = (Open, Resume, Guesses, Settled)
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One model. `inbox` holds (due, message); `step` runs now and `reports` become known when it ends."""
+    """One replica. `inbox` holds (due, message); `step` runs now and `reports` become known when it ends."""
 
     index: int
+    model: int
     subserver: Subserver
     clock: VirtualClock
     inbox: deque[tuple[int, ToSubserver]] = field(default_factory=deque)
@@ -69,17 +71,19 @@ class EventLoop:
         self._streams = streams
         self.now_ns = 0
         self.orchestrator: Orchestrator = deployment.orchestrator
-        pairs = zip(deployment.subservers, deployment.clocks, strict=True)
-        self._lanes = [_Lane(index, subserver, clock) for index, (subserver, clock) in enumerate(pairs)]
+        parts = zip(deployment.model_of, deployment.subservers, deployment.clocks, strict=True)
+        self._lanes = [_Lane(index, model, subserver, clock) for index, (model, subserver, clock) in enumerate(parts)]
         self._by_name = {lane.subserver.name: lane for lane in self._lanes}
+        # Lanes to which something happens at this instant; the others have nothing new to do.
+        self._touched: set[int] = set(range(len(self._lanes)))
         self._clients = clients
         self._closed = inflight is not None
         self._handoff_ns = handoff_ns
         self._think_ns = think_ns
         self._returns: deque[int] = deque()
         self._on_step = on_step
-        self._times: list[int] = []
-        self.meter = Meter(len(self._lanes))
+        self._times: list[tuple[int, int]] = []
+        self.meter = Meter(deployment.model_of)
         self._next_arrival_ns = NEVER_NS if self._closed else self._at(clients.gap_ns())
         for _ in range(inflight or 0):
             self._submit()
@@ -94,7 +98,8 @@ class EventLoop:
         now_ns = self._next_ns()
         self.meter.instant(now_ns, self.orchestrator.in_flight)
         self.now_ns = now_ns
-        for lane in self._lanes:
+        for index in sorted(self._touched):
+            lane = self._lanes[index]
             if lane.step is not None and lane.step.end_ns == now_ns:
                 self._finish(lane, lane.step)
         while self._next_arrival_ns <= now_ns:
@@ -106,17 +111,23 @@ class EventLoop:
         self._settle()
 
     def _next_ns(self) -> int:
-        while self._times:
-            at_ns = heappop(self._times)
+        """The next instant; who is concerned is `_touched` then."""
+        times = self._times
+        while times:
+            at_ns, lane = heappop(times)
             if at_ns > self.now_ns:
+                self._touched = {lane}
+                while times and times[0][0] == at_ns:
+                    self._touched.add(heappop(times)[1])
+                self._touched.discard(_CLIENTS)
                 return at_ns
         raise ThresholdError(
             f"deadlock after {self.now_ns * 1e-9:.3f} s: every model waits for its threshold; lower the thresholds "
             "until the sum of (B - 1) is below the requests in flight, or set max_queue_delay_ms"
         )
 
-    def _at(self, at_ns: int) -> int:
-        heappush(self._times, at_ns)
+    def _at(self, at_ns: int, lane: int = _CLIENTS) -> int:
+        heappush(self._times, (at_ns, lane))
         return at_ns
 
     def _submit(self) -> None:
@@ -129,7 +140,7 @@ class EventLoop:
         self.meter.step_finished(lane.index, step)
         for report in lane.reports:
             for row in report.rows:
-                target = self._by_name[row.target].index if row.target else lane.index
+                target = self._by_name[row.target].model if row.target else lane.model
                 self.meter.row(lane.index, row, target, self.now_ns)
                 if row.tokens and not self._streams:
                     self.meter.token(row.request, len(row.tokens), self.now_ns)
@@ -155,12 +166,11 @@ class EventLoop:
     def _settle(self) -> None:
         """Delivers what is due, then starts steps."""
         self._route()
-        for lane in self._lanes:
-            if lane.step is None:
-                self._deliver(lane)
-        for lane in self._lanes:
-            if lane.step is None:
-                self._start(lane)
+        idle = [lane for lane in map(self._lanes.__getitem__, sorted(self._touched)) if lane.step is None]
+        for lane in idle:
+            self._deliver(lane)
+        for lane in idle:
+            self._start(lane)
 
     def _route(self) -> None:
         """The orchestrator's messages are on their way."""
@@ -168,11 +178,17 @@ class EventLoop:
         if not outbox:
             return
         due_ns = self.now_ns + self._handoff_ns
+        reached = set()
         for name, message in outbox:
-            self._by_name[name].inbox.append((due_ns, message))
+            lane = self._by_name[name]
+            lane.inbox.append((due_ns, message))
+            reached.add(lane.index)
         outbox.clear()
         if self._handoff_ns:
-            self._at(due_ns)
+            for index in reached:
+                self._at(due_ns, index)
+        else:
+            self._touched |= reached
 
     def _deliver(self, lane: _Lane) -> None:
         while lane.inbox and lane.inbox[0][0] <= self.now_ns:
@@ -191,7 +207,7 @@ class EventLoop:
         if isinstance(plan, StepPlan):
             self._run(lane, plan)
         elif isinstance(plan, WaitUntil) and plan.at_ns < NEVER_NS and plan.at_ns != lane.look_ns:
-            lane.look_ns = self._at(plan.at_ns)
+            lane.look_ns = self._at(plan.at_ns, lane.index)
 
     def _run(self, lane: _Lane, plan: StepPlan) -> None:
         """Runs a step now; what it has to say is kept until its end."""
@@ -202,7 +218,7 @@ class EventLoop:
         lane.step = Step(lane.subserver.name, self.now_ns, lane.clock.now_ns, requests, extended, plan.reason.value)
         lane.reports = [message for _, message in lane.subserver.outbox if isinstance(message, Report)]
         lane.subserver.outbox.clear()
-        self._at(lane.step.end_ns)
+        self._at(lane.step.end_ns, lane.index)
         self.meter.step_started(lane.index, lane.step)
         if self._on_step is not None:
             self._on_step(lane.step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +32,8 @@ class Step:
 
 
 @dataclass(slots=True)
-class ModelCounts:
-    """Sums over the steps of one model. `requests`: of finished steps; `started`: of steps that began."""
+class ReplicaCounts:
+    """Sums over the steps of one replica. `requests`: of finished steps; `started`: of steps that began."""
 
     steps: int = 0
     requests: int = 0
@@ -45,11 +46,16 @@ class Meter:
     """Counts everything from the last `reset` on; who waits since when survives it.
 
     Args:
-        models: number of models; arrays are in the profile's order.
+        model_of: index of the model of each replica; arrays are in the order of replicas, moves in that of models.
+
+    Attributes:
+        replicas: what each has done.
+        peak_in_flight: most requests that ran at once.
     """
 
-    def __init__(self, models: int) -> None:
-        self._models = models
+    def __init__(self, model_of: Sequence[int]) -> None:
+        self.model_of = tuple(model_of)
+        self._models = max(model_of) + 1
         self._ready_ns: dict[tuple[int, int], int] = {}
         self._arrived_ns: dict[int, int] = {}
         self._last_token_ns: dict[int, int] = {}
@@ -64,7 +70,8 @@ class Meter:
         self.finished = 0
         self.instants = 0
         self.in_flight_ns = 0
-        self.models = [ModelCounts() for _ in range(self._models)]
+        self.peak_in_flight = 0
+        self.replicas = [ReplicaCounts() for _ in self.model_of]
         self.moves = [[0] * self._models for _ in range(self._models)]
         self.first_token_ns = array("q")
         self.inter_token_ns = array("q")
@@ -75,41 +82,42 @@ class Meter:
         """Time moved on; `in_flight` requests ran since the last instant."""
         self.instants += 1
         self.in_flight_ns += in_flight * (now_ns - self._last_ns)
+        self.peak_in_flight = max(self.peak_in_flight, in_flight)
         self._last_ns = now_ns
 
     def arrived(self, request: int, now_ns: int) -> None:
         self._arrived_ns[request] = now_ns
 
-    def ready(self, model: int, request: int, now_ns: int) -> None:
-        """A request, or news of its guesses, reached a model."""
-        self._ready_ns[model, request] = now_ns
+    def ready(self, replica: int, request: int, now_ns: int) -> None:
+        """A request, or news of its guesses, reached a replica."""
+        self._ready_ns[replica, request] = now_ns
 
-    def step_started(self, model: int, step: Step) -> None:
+    def step_started(self, replica: int, step: Step) -> None:
         """A step begins; the waits of its requests are over."""
-        self._running[model] = step.start_ns
-        counts, ready_ns, requests = self.models[model], self._ready_ns, step.requests
+        self._running[replica] = step.start_ns
+        counts, ready_ns, requests = self.replicas[replica], self._ready_ns, step.requests
         counts.started += len(requests)
         start_ns = step.start_ns
-        counts.wait_ns += len(requests) * start_ns - sum([ready_ns.pop((model, each), start_ns) for each in requests])
+        counts.wait_ns += len(requests) * start_ns - sum([ready_ns.pop((replica, each), start_ns) for each in requests])
 
-    def step_finished(self, model: int, step: Step) -> None:
-        del self._running[model]
-        counts = self.models[model]
+    def step_finished(self, replica: int, step: Step) -> None:
+        del self._running[replica]
+        counts = self.replicas[replica]
         counts.steps += 1
         counts.requests += len(step.requests)
         counts.busy_ns += step.end_ns - max(step.start_ns, self.start_ns)
 
-    def busy_ns(self, model: int, now_ns: int) -> int:
-        """Time that a model was busy, its running step included."""
-        start_ns = self._running.get(model, now_ns)
-        return self.models[model].busy_ns + now_ns - max(start_ns, self.start_ns)
+    def busy_ns(self, replica: int, now_ns: int) -> int:
+        """Time that a replica was busy, its running step included."""
+        start_ns = self._running.get(replica, now_ns)
+        return self.replicas[replica].busy_ns + now_ns - max(start_ns, self.start_ns)
 
-    def row(self, model: int, row: ReportRow, target: int, now_ns: int) -> None:
+    def row(self, replica: int, row: ReportRow, target: int, now_ns: int) -> None:
         """What became of one request of a finished step; `target` is the model it goes on at."""
         if row.outcome == Outcome.STAY or row.outcome == Outcome.LEAVE:
-            self.moves[model][target] += 1
+            self.moves[self.model_of[replica]][target] += 1
         if row.outcome == Outcome.STAY or row.guesses:
-            self._ready_ns[model, row.request] = now_ns
+            self._ready_ns[replica, row.request] = now_ns
 
     def token(self, request: int, count: int, now_ns: int) -> None:
         """A response goes on."""

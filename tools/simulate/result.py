@@ -27,7 +27,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Long-run means over the counted part of a run; dicts are by model name.
+    """Long-run means over the counted part of a run; dicts are by model name, over all replicas together.
 
     The first six have the names and the meaning of `tools.dtmc.solve.Solution`.
 
@@ -35,13 +35,14 @@ class SimulationResult:
         tokens_per_second: committed tokens, all requests together.
         mean_tpot_ms: mean time per output token of one request, mean requests in flight / throughput (Little's law).
         mean_batch: requests per step.
-        utilisation: share of time that the model is busy.
+        utilisation: share of time that a replica of the model is busy.
         mean_wait_ms: time from ready to the start of the step, per request and step; hand-off delay not included.
         standard_error: of `tokens_per_second`, from its spread over the segments of the run.
         adjusted_tokens_per_second: the same throughput with the luck of the routing draws taken out: how often each
             move was drawn more often than its probability says is regressed away (control variates). Equal to
             `tokens_per_second` when responses end, since the last move of a response is not seen.
         simulated_s: counted time, warm-up not included.
+        peak_in_flight: most requests that ran at once.
         events: instants at which anything happened.
         time_to_first_token_ms: from arrival (queue included) to the report of the first token.
         inter_token_ms: between tokens of a response.
@@ -59,6 +60,7 @@ class SimulationResult:
     simulated_s: float
     tokens: int
     mean_in_flight: float
+    peak_in_flight: int
     requests_finished: int
     events: int
     steps: dict[str, int]
@@ -68,6 +70,20 @@ class SimulationResult:
     end_to_end_ms: Latency
 
 
+class _Sums:
+    """What all replicas of one model did."""
+
+    def __init__(self, meter: Meter, model: int, now_ns: int) -> None:
+        own = [index for index, of in enumerate(meter.model_of) if of == model]
+        counts = [meter.replicas[index] for index in own]
+        self.replicas = len(own)
+        self.busy_ns = sum(meter.busy_ns(index, now_ns) for index in own)
+        self.steps = sum(each.steps for each in counts)
+        self.requests = sum(each.requests for each in counts)
+        self.started = sum(each.started for each in counts)
+        self.wait_ns = sum(each.wait_ns for each in counts)
+
+
 def result_of(meter: Meter, profile: Profile, now_ns: int, *, handoffs: int, controls: bool) -> SimulationResult:
     """Summarises a run that ends now; `controls`: whether every move of every request was seen."""
     elapsed_ns = now_ns - meter.start_ns
@@ -75,12 +91,12 @@ def result_of(meter: Meter, profile: Profile, now_ns: int, *, handoffs: int, con
     plain = estimate(segments[:, :2])
     extra = _luck(segments[:, 2:], profile) if controls else None
     adjusted = plain if extra is None else estimate(segments[:, :2], extra)
-    named = dict(zip(profile.names, meter.models, strict=True))
+    named = {name: _Sums(meter, index, now_ns) for index, name in enumerate(profile.names)}
     return SimulationResult(
         tokens_per_second=plain[0],
         mean_tpot_ms=1e-6 * meter.in_flight_ns / meter.tokens,
         mean_batch={name: counts.requests / max(1, counts.steps) for name, counts in named.items()},
-        utilisation={name: meter.busy_ns(i, now_ns) / elapsed_ns for i, name in enumerate(named)},
+        utilisation={name: counts.busy_ns / counts.replicas / elapsed_ns for name, counts in named.items()},
         mean_wait_ms={name: 1e-6 * counts.wait_ns / max(1, counts.started) for name, counts in named.items()},
         standard_error=plain[1],
         adjusted_tokens_per_second=adjusted[0],
@@ -88,6 +104,7 @@ def result_of(meter: Meter, profile: Profile, now_ns: int, *, handoffs: int, con
         simulated_s=1e-9 * elapsed_ns,
         tokens=meter.tokens,
         mean_in_flight=meter.in_flight_ns / elapsed_ns,
+        peak_in_flight=meter.peak_in_flight,
         requests_finished=meter.finished,
         events=meter.instants,
         steps={name: counts.steps for name, counts in named.items()},

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tokenrouter.speculation import Speculation
 from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile
-from tools.simulate.deployment import Thresholds, build_deployment
+from tools.simulate.deployment import Replicas, Thresholds, build_deployment
 from tools.simulate.engine import nanoseconds
 from tools.simulate.load import Clients, Load, Shape
 from tools.simulate.loop import EventLoop, OnStep
@@ -43,6 +43,7 @@ def simulate(
     think_ms: float = 0.0,
     speculation: Speculation | None = None,
     agreement: float = 1.0,
+    replicas: Replicas | None = None,
     on_step: OnStep | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
@@ -64,6 +65,8 @@ def simulate(
         think_ms: closed loop: time from the end of a response to the next request of that client.
         speculation: how far the first of two models goes ahead of the second; None is plain routing.
         agreement: how often the second one writes the token that the first one would have written.
+        replicas: how many there are of each model, left out 1; thresholds are those of one replica. With
+            `response_tokens` each has the `kv_tokens` of the profile.
         on_step: told every step when it starts, warm-up included.
         progress: told the share of the run that is done, in 0..1.
 
@@ -78,7 +81,7 @@ def simulate(
         raise ValueError(f"warmup: {warmup:g}; give a share of 0 or more")
     if not 0.0 <= agreement <= 1.0:
         raise ValueError(f"agreement: {agreement:g}; give a share in [0, 1]")
-    _check_thresholds(thresholds or {}, load, max_queue_delay_ms)
+    _check_thresholds(thresholds or {}, replicas or {}, load, max_queue_delay_ms)
     deployment = build_deployment(
         profile,
         max_inflight=inflight,
@@ -86,6 +89,8 @@ def simulate(
         max_queue_delay_ns=None if max_queue_delay_ms is None else nanoseconds(max_queue_delay_ms),
         speculation=speculation,
         agreement=agreement,
+        replicas=replicas,
+        limited_kv=response_tokens is not None,
     )
     streams = speculation is not None
     loop = EventLoop(
@@ -156,18 +161,19 @@ def throughput(profile: Profile, inflight: int, thresholds: Thresholds) -> float
     return simulate(profile, inflight=inflight, thresholds=thresholds).adjusted_tokens_per_second
 
 
-def _check_thresholds(thresholds: Thresholds, load: Load, max_queue_delay_ms: float | None) -> None:
+def _check_thresholds(thresholds: Thresholds, replicas: Replicas, load: Load, max_queue_delay_ms: float | None) -> None:
     if max_queue_delay_ms is not None:
         if not max_queue_delay_ms >= 0:
             raise ValueError(f"max_queue_delay_ms: {max_queue_delay_ms:g}; give 0 or more")
         return
-    fixed = [b for b in thresholds.values() if isinstance(b, int)]
-    if load.rate is not None and any(b > 1 for b in fixed):
+    fixed = {name: b for name, b in thresholds.items() if isinstance(b, int)}
+    slack = sum(replicas.get(name, 1) * (b - 1) for name, b in fixed.items())
+    if load.rate is not None and slack:
         raise ThresholdError(
             "thresholds: with arrivals at a rate, few requests in flight may never reach a threshold above 1; "
             "set max_queue_delay_ms, or give tables from requests in flight to thresholds"
         )
-    if load.rate is None and (slack := sum(b - 1 for b in fixed)) >= load.inflight:
+    if load.rate is None and slack >= load.inflight:
         raise ThresholdError(
             f"thresholds: sum of (B - 1) is {slack}, which can deadlock with {load.inflight} in flight; "
             f"lower them until it is at most {load.inflight - 1}, or set max_queue_delay_ms"
