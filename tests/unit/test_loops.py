@@ -284,7 +284,8 @@ def test_a_peer_that_breaks_the_protocol_is_dropped_and_nobody_else_notices(
         peer.settimeout(PATIENCE_S)
         peer.connect(str(socket_path(server.sockets, "small")))
         peer.sendall(data)
-        assert peer.recv(1) == b"", "the connection stays open"
+        answer = b"".join(iter(lambda: peer.recv(1 << 16), b""))
+    assert (b"no message" in answer or b"before Hello" in answer) or data[:1] == b"\xff", "it is told why"
     assert server.submit().tokens()[-1] == END_ID
 
 
@@ -440,7 +441,8 @@ def test_a_peer_that_sends_no_message_pays_alone(serve: Callable[..., Server], p
         stranger.settimeout(PATIENCE_S)
         stranger.connect(str(socket_path(server.sockets, "small")))
         stranger.sendall(frame(payload))
-        assert stranger.recv(1) == b""
+        told = b"".join(iter(lambda: stranger.recv(1 << 16), b""))
+        assert b"no message" in told or b"before Hello" in told
     assert running.tokens()
 
 

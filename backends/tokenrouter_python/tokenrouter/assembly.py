@@ -15,7 +15,7 @@ from tokenrouter.config import DEFAULT_POLICY, EntryConfig, SubserverConfig
 from tokenrouter.engines import load_engine, load_tensorrt_llm
 from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.messages import OLDEST_VERSION, PROTOCOL_VERSION, Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
@@ -89,7 +89,7 @@ class Entry:
 
     def hello(self, peer: str, share: str) -> Hello:
         """What subservers are told first; `share` is the KV quota, ``routed`` or ``direct``."""
-        return Hello(PROTOCOL_VERSION, peer, share, self.config.models, self.config.policy)
+        return Hello(PROTOCOL_VERSION, peer, share, self.config.models, self.config.policy, OLDEST_VERSION)
 
     def orchestrator(self) -> Orchestrator:
         """A new state machine."""

@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from tokenrouter.batcher import WaitUntil
-from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event, Received
+from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event, Received, Unreachable
+from tokenrouter.channel.clocks import from_peer, to_peer
 from tokenrouter.channel.outgoing import encoded, reported, send_all
 from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError, contained
 from tokenrouter.messages import (
@@ -152,7 +153,7 @@ class DecodingLoop:
         send_all(self._carrier, rows)
         subserver.outbox.clear()
 
-    def _handle(self, subserver: Subserver, event: Connected | Received | Disconnected, now_ns: int) -> None:
+    def _handle(self, subserver: Subserver, event: Event, now_ns: int) -> None:
         if isinstance(event, Disconnected):
             subserver.disconnected(event.peer)
         elif isinstance(event, Received):
@@ -160,11 +161,11 @@ class DecodingLoop:
                 subserver.handle(event.peer, decode_for_subserver(event.payload), now_ns=now_ns)
             except ProtocolError as exc:
                 log.error("%s drops a peer: %s", subserver.name, exc)
-                self._carrier.drop(event.peer)
+                self._carrier.drop(event.peer, str(exc))
             except BaseException:
                 # Only the peer that sent it pays; it comes back and sends everything again.
                 log.exception("%s drops a peer", subserver.name)
-                self._carrier.drop(event.peer)
+                self._carrier.drop(event.peer, "one of its messages broke this model's loop")
 
 
 class Reply(Protocol):
@@ -349,11 +350,11 @@ class OrchestratorLoop:
         for model, message in messages:
             if (peer := self._peers.get(model)) is not None:
                 try:
-                    yield peer, encoded(message)
+                    yield peer, encoded(to_peer(message, self._carrier.offset_ns(peer)))
                 except ProtocolError as exc:
                     self._orchestrator.undeliverable(message, exc)
 
-    def _handle(self, event: Connected | Received | Disconnected, now_ns: int) -> None:
+    def _handle(self, event: Event, now_ns: int) -> None:
         if isinstance(event, Connected):
             self._models[event.peer] = event.address
             self._carrier.send(event.peer, self._hello)
@@ -362,6 +363,9 @@ class OrchestratorLoop:
             if self._peers.get(model) == event.peer:
                 del self._peers[model]
                 self._orchestrator.disconnected(model, now_ns=now_ns)
+        elif isinstance(event, Unreachable):
+            log.warning("model %s cannot be reached: %s", event.address, event.why)
+            self._orchestrator.unreachable(event.address, event.why)
         else:
             self._received(event, now_ns)
 
@@ -371,11 +375,12 @@ class OrchestratorLoop:
             return
         self._peers[model] = event.peer
         try:
-            self._orchestrator.receive(model, decode_for_orchestrator(event.payload), now_ns=now_ns)
+            message = from_peer(decode_for_orchestrator(event.payload), self._carrier.offset_ns(event.peer))
+            self._orchestrator.receive(model, message, now_ns=now_ns)
         except (ProtocolError, ConfigError) as exc:
             log.error("the orchestrator drops model %s: %s", model, exc)
-            self._carrier.drop(event.peer)
+            self._carrier.drop(event.peer, str(exc))
         except BaseException:
             # It comes back, and is sent everything again.
             log.exception("the orchestrator drops model %s", model)
-            self._carrier.drop(event.peer)
+            self._carrier.drop(event.peer, "one of its messages broke the orchestrator's loop")

@@ -16,7 +16,9 @@ import msgspec
 
 from tokenrouter.errors import ProtocolError
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+OLDEST_VERSION = PROTOCOL_VERSION - 1
+"""The oldest version that is understood: one side is upgraded after the other."""
 
 M = TypeVar("M")
 # What a peer sends is checked where it is decoded, so that nothing behind has to doubt it.
@@ -72,11 +74,35 @@ class PolicySpec(msgspec.Struct, frozen=True, array_like=True):
     params: str = "{}"
 
 
+def check_version(
+    who: str, theirs: int, their_oldest: int, *, version: int = PROTOCOL_VERSION, accepts: int = OLDEST_VERSION
+) -> None:
+    """Whether two sides understand each other: the newer one decides.
+
+    Args:
+        who: the peer, for the message.
+        theirs: the peer's version.
+        their_oldest: the oldest version that the peer takes; 0 = only its own, as before version 3.
+        version: ours.
+        accepts: the oldest that we take.
+
+    Raises:
+        ProtocolError: says who has to be upgraded.
+    """
+    if theirs < accepts or (theirs > version and not 0 < their_oldest <= version):
+        older, newer = ("there", "here") if theirs < version else ("here", "there")
+        raise ProtocolError(
+            f"{who} speaks version {theirs} of the protocol; here it is version {version}, which takes {accepts} and "
+            f"newer: the release {older} is too old for the one {newer}"
+        )
+
+
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """First message of an orchestrator.
 
     Attributes:
         version: of the protocol.
+        oldest: the oldest version that the orchestrator takes.
         peer: name of the entry model.
         share: KV quota it draws from, ``routed`` or ``direct``.
         models: names of the deployment's models, small first.
@@ -88,6 +114,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     share: str
     models: tuple[str, ...]
     policy: PolicySpec
+    oldest: Natural = 0
 
 
 class Guess(msgspec.Struct, frozen=True, array_like=True):
@@ -222,6 +249,7 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """First message of a subserver: facts about its engine and the KV quota of this peer, in blocks.
 
     `speculates`: whether it can go ahead of another model and check guesses, which takes an engine that we step.
+    `oldest`: the oldest version that the subserver takes.
     """
 
     version: int
@@ -233,6 +261,7 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True, tag=16):
     block_tokens: Annotated[int, msgspec.Meta(ge=1)]
     kv_blocks: Natural
     speculates: bool = False
+    oldest: Natural = 0
 
 
 class Outcome(IntEnum):

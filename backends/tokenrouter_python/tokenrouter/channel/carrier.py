@@ -29,7 +29,15 @@ class Disconnected:
     peer: int
 
 
-Event: TypeAlias = Connected | Received | Disconnected
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """Why a name that is dialled is not connected: it cannot be reached, or refuses us. Told when that changes."""
+
+    address: str
+    why: str
+
+
+Event: TypeAlias = Connected | Received | Disconnected | Unreachable
 
 
 class Carrier(Protocol):
@@ -42,12 +50,17 @@ class Carrier(Protocol):
     def send(self, peer: int, *payloads: bytes) -> None:
         """Sends frames; never blocks. A peer that is gone is reported by the next `poll`.
 
-        Frames of one call travel together: unless they are large, one `poll` of the peer returns them all.
+        Frames of one call travel together: unless they are large, one `poll` of the peer returns them all. A peer that
+        leaves more than `MAX_OUTGOING` bytes unread is dropped.
         """
         ...
 
-    def drop(self, peer: int) -> None:
-        """Closes the connection to a peer; the next `poll` reports it as disconnected."""
+    def drop(self, peer: int, why: str = "") -> None:
+        """Closes the connection to a peer; the next `poll` reports it as disconnected. The peer is told why."""
+        ...
+
+    def offset_ns(self, peer: int) -> int | None:
+        """How far the peer's clock is ahead of ours: 0 on this host, None while it is not known."""
         ...
 
     def wake(self) -> None:

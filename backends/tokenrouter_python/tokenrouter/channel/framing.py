@@ -23,11 +23,15 @@ def frame(payload: bytes) -> bytes:
 
 
 class FrameDecoder:
-    """Collects bytes and gives whole frames. Partial frames stay buffered, oversized ones are refused at once."""
+    """Collects bytes and gives whole frames. Partial frames stay buffered, oversized ones are refused at once.
+
+    Attributes:
+        max_frame: largest payload that is taken.
+    """
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self._buffer = bytearray()
-        self._max_frame = max_frame
+        self.max_frame = max_frame
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The frames completed by `data`.
@@ -40,8 +44,8 @@ class FrameDecoder:
         begin, end = 0, len(self._buffer)
         while end - begin >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, begin)
-            if length > self._max_frame:
-                raise ProtocolError(f"peer announced a frame of {length} bytes; the limit is {self._max_frame}")
+            if length > self.max_frame:
+                raise ProtocolError(f"peer announced a frame of {length} bytes; the limit is {self.max_frame}")
             stop = begin + _LENGTH.size + length
             if stop > end:
                 break

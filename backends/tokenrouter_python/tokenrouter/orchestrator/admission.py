@@ -78,9 +78,10 @@ class Admission:
         ]
         if not late:
             return None
+        why = "; ".join(filter(None, (self.replicas.why(name) for name in late)))
         return ModelUnavailable(
             f"model {', '.join(map(repr, late))} is not connected (waited {self._connect_timeout_ns * 1e-9:g} s); "
-            "is it loaded in this server?"
+            f"{why or 'is it loaded in this server?'}"
         )
 
     def _is_absent(self, generation: Generation, model: str) -> bool:

@@ -9,10 +9,9 @@ from tokenrouter.errors import (
     InvalidRequest,
     ModelUnavailable,
     PolicyFailed,
-    ProtocolError,
     RouterError,
 )
-from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo
+from tokenrouter.messages import ModelInfo, check_version
 from tokenrouter.orchestrator.generation import Generation
 
 
@@ -32,8 +31,7 @@ def stopping() -> ModelUnavailable:
 
 def check_greeting(model: str, info: ModelInfo) -> None:
     """Refuses a model of another name or version. Raises ProtocolError or ConfigError."""
-    if info.version != PROTOCOL_VERSION:
-        raise ProtocolError(f"model {model!r} speaks version {info.version} of the protocol, not {PROTOCOL_VERSION}")
+    check_version(f"model {model!r}", info.version, info.oldest)
     if info.model != model:
         raise ConfigError(f"expected model {model!r} on the channel, but {info.model!r} answered")
 

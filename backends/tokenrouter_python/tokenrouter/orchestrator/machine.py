@@ -346,6 +346,10 @@ class Orchestrator(Speculating):
                 self._has_place(generation, model)
         self._advance(now_ns)
 
+    def unreachable(self, replica: str, why: str) -> None:
+        """Why a replica is not connected, for requests that give up waiting for its model."""
+        self._replicas.unreachable(replica, why)
+
     # --- the queue ------------------------------------------------------------------------------------------------
 
     def _advance(self, now_ns: int) -> None:

@@ -23,6 +23,7 @@ class _Replica:
         lost_ns: when it was last lost.
         reserved_blocks: KV of the requests that are pinned to it.
         pinned: how many those are: the requests in flight that its thresholds are for.
+        why: why it is not connected, if that is known.
     """
 
     model: str
@@ -30,6 +31,7 @@ class _Replica:
     lost_ns: int = 0
     reserved_blocks: int = 0
     pinned: int = 0
+    why: str = ""
 
     @property
     def capacity(self) -> int:
@@ -66,12 +68,17 @@ class Replicas:
     def connected(self, replica: str, info: ModelInfo) -> None:
         """A replica is there. What is reserved on it stays so: those requests will come to it."""
         self._replicas[replica].info = info
+        self._replicas[replica].why = ""
         self.changed[replica] = None
 
     def disconnected(self, replica: str, *, now_ns: int) -> None:
         """A replica is gone."""
         self._replicas[replica].info = None
         self._replicas[replica].lost_ns = now_ns
+
+    def unreachable(self, replica: str, why: str) -> None:
+        """Why it is not connected."""
+        self._replicas[replica].why = why
 
     def model_of(self, replica: str) -> str:
         """The model that it serves."""
@@ -105,6 +112,10 @@ class Replicas:
     def lost_ns(self, model: str) -> int:
         """When the last replica was lost."""
         return max(replica.lost_ns for replica in self._by_model[model].values())
+
+    def why(self, model: str) -> str:
+        """Why its replicas are not connected, as far as that is known."""
+        return "; ".join(replica.why for replica in self._by_model[model].values() if replica.why)
 
     # --- requests -------------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import ConfigError, ProtocolError, RouterError, contained
 from tokenrouter.messages import (
+    OLDEST_VERSION,
     PROTOCOL_VERSION,
     Close,
     Fate,
@@ -56,6 +57,7 @@ from tokenrouter.messages import (
     Settled,
     ToOrchestrator,
     ToSubserver,
+    check_version,
 )
 from tokenrouter.policies import PolicyCache, calls
 from tokenrouter.policies.base import Policy, PolicyContext
@@ -207,8 +209,7 @@ class Subserver:
                 self._runner.release(sequence)
 
     def _greet(self, peer: int, hello: Hello, now_ns: int) -> None:
-        if hello.version != PROTOCOL_VERSION:
-            raise ProtocolError(f"{hello.peer} speaks version {hello.version} of the protocol, not {PROTOCOL_VERSION}")
+        check_version(hello.peer, hello.version, hello.oldest)
         if peer in self._peers:
             raise ProtocolError(f"{hello.peer} sent Hello twice")
         if hello.share not in self._shares:
@@ -219,7 +220,8 @@ class Subserver:
         self._prepare(hello, now_ns)
         info = self.engine.info
         greeting = ModelInfo(
-            version=PROTOCOL_VERSION,
+            # A peer from before `oldest` takes no version but its own.
+            version=PROTOCOL_VERSION if hello.oldest else hello.version,
             model=self.name,
             engine=info.name,
             emulated=info.emulated,
@@ -228,6 +230,7 @@ class Subserver:
             block_tokens=info.block_tokens,
             kv_blocks=self._shares[hello.share],
             speculates=self._runner.speculates,
+            oldest=OLDEST_VERSION,
         )
         self.outbox.append((peer, greeting))
 
