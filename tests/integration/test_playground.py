@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.error import HTTPError
 
 import pytest
 from openai import OpenAI
 
+from tests.support.chrome_trace import checked
 from tests.support.openai_server import served
+from tokenrouter.direct_http import http_open
 from tools.browser import chromium, chromium_path
 from tools.tritonserver.server import TritonServer
 
@@ -163,6 +166,19 @@ def test_offline_and_away(page: Page, shared: TritonServer, shared_repository: P
         assert "does not answer: it is away" in other.locator(".pane .error").inner_text()
 
 
+def test_a_timeline_is_recorded_and_downloaded(page: Page) -> None:
+    page.fill("#seconds", "1")
+    with page.expect_download() as download:
+        page.click("#record")
+        run(page, PROMPT)
+    assert download.value.suggested_filename == "trace.json"
+    events = checked(json.loads(download.value.path().read_text("utf-8")))
+    assert {event["args"]["name"] for event in events if event["name"] == "process_name"} >= {"models"}
+    page.fill("#seconds", "600")
+    page.click("#record")
+    page.locator("#error", has_text="seconds").wait_for()
+
+
 def test_an_api_key_is_asked_for(shared: TritonServer, shared_repository: Path, browser: Browser) -> None:
     with served(shared_repository, shared.grpc_url, api_key="secret") as base, browser.new_context() as context:
         page = context.new_page()
@@ -173,6 +189,8 @@ def test_an_api_key_is_asked_for(shared: TritonServer, shared_repository: Path, 
         run(page, "abc")
         assert shown(page) == "abc"
         assert "secret" not in page.url
+        with pytest.raises(HTTPError, match="401"):
+            http_open(f"{base}/playground/timeline?seconds=1", timeout=30)
 
 
 def test_without_scripts_and_on_a_narrow_dark_screen(browser: Browser, url: str) -> None:

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 import tools.simulate.__main__ as cli
+from tests.support.chrome_trace import checked
 from tests.support.commands import run
 from tests.unit.random_profiles import random_cases
 from tokenrouter.speculation import Speculation
+from tokenrouter.timeline import chrome
 from tools.dtmc.errors import ProfileError, ThresholdError
 from tools.dtmc.profile import load_profile, parse_profile
 from tools.dtmc.solve import Solution, solve
@@ -21,7 +23,6 @@ from tools.simulate.load import Clients, Load
 from tools.simulate.loop import EventLoop
 from tools.simulate.run import simulate, throughput
 from tools.simulate.timeline import draw_timeline
-from tools.simulate.trace import write_trace
 
 PROFILES = Path(__file__).parents[2] / "configs" / "profiles"
 R2R_FILE = PROFILES / "r2r_qwen3_0.6b_32b.yaml"
@@ -303,25 +304,25 @@ def test_steps_of_a_model_never_overlap():
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(lane))
 
 
-def test_trace_is_chrome_s_format(tmp_path):
-    steps = recorded()
-    write_trace(steps, R2R.names, tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    for event in events:
-        assert {"name", "ph", "ts", "dur", "pid", "tid"} <= event.keys()
-        assert event["ph"] in ("X", "M")
-        assert isinstance(event["pid"], int)
-        assert isinstance(event["tid"], int)
-        assert event["ts"] >= 0
-        assert event["dur"] > 0 or event["ph"] == "M"
-    models = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
-    assert [(e["ts"], e["dur"], e["args"]["batch"]) for e in models] == [
-        (s.start_ns / 1e3, pytest.approx((s.end_ns - s.start_ns) / 1e3), len(s.requests)) for s in steps
+@pytest.mark.parametrize("speculation", [None, Speculation(4)])
+def test_a_recording_is_that_of_a_server(speculation):
+    found = []
+    steps = []
+    simulate(R2R, inflight=4, thresholds={"large": 3}, tokens=400, warmup=0, speculation=speculation, agreement=0.7,
+             response_tokens=50, on_step=steps.append, on_recording=found.extend)  # fmt: skip
+    assert [each.about.model for each in found] == ["simulator", *R2R.names]
+    told = {(each.about.model, step.start_ns, step.end_ns, len(step.members), step.reason)
+            for each in found for step in each.steps}  # fmt: skip
+    assert told == {(step.model, step.start_ns, step.end_ns, len(step.requests), step.reason) for step in steps}
+    events = checked(chrome.document(found))
+    drawn = [event for event in events if event["ph"] == "X" and event["pid"] == chrome.MODELS]
+    assert sorted((e["ts"], e["dur"], e["args"]["batch"]) for e in drawn) == [
+        (s.start_ns / 1e3, pytest.approx((s.end_ns - s.start_ns) / 1e3), len(s.requests))
+        for s in sorted(steps, key=lambda s: (s.start_ns, s.end_ns))
     ]
-    requests = [event for event in events if event["ph"] == "X" and event["pid"] == 2]
-    assert len(requests) == sum(len(step.requests) for step in steps)
-    named = {event["args"]["name"] for event in events if event["ph"] == "M"}
-    assert named == {"models", "small", "large", "requests", "request 1", "request 2", "request 3", "request 4"}
+    named = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"small", "large", "request 1", "request 4"} <= named
+    assert ("request 1, ahead" in named) == (speculation is not None)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

@@ -103,7 +103,7 @@ def test_what_cannot_be_written_is_refused_in_one_line(place: Path, option: str,
 
 def test_a_place_without_permission(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "tools.targets.os.access", lambda _, mode: not mode & os.W_OK
+        "tokenrouter.targets.os.access", lambda _, mode: not mode & os.W_OK
     )  # whoever runs the tests may be root
     for option, name in (("--output", "file"), ("--output", "new"), ("--folder", "new")):
         result = run(_command, option, place / name)

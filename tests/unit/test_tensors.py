@@ -18,7 +18,7 @@ from tokenrouter.triton.tensors import (
     CallFields,
     Input,
     read_inputs,
-    read_timeout_us,
+    read_parameters,
     size_of,
 )
 
@@ -119,7 +119,7 @@ def test_what_is_not_sent_follows_the_deployments_defaults() -> None:
     [("", 0), ("{}", 0), ('{"timeout": 5000}', 5000), ('{"Streaming": false, "triton_enable_empty": true}', 0)],
 )
 def test_request_parameters_that_are_known(parameters: str, timeout_us: int) -> None:
-    assert read_timeout_us(parameters, ENTRY_INPUTS) == timeout_us
+    assert read_parameters(parameters, ENTRY_INPUTS).timeout_us == timeout_us
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_request_parameters_that_are_known(parameters: str, timeout_us: int) -> 
 )
 def test_request_parameters_that_are_refused(parameters: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        read_timeout_us(parameters, ENTRY_INPUTS)
+        read_parameters(parameters, ENTRY_INPUTS)
 
 
 def test_two_names_of_one_setting_must_agree() -> None:
@@ -249,7 +249,7 @@ def test_the_size_of_a_request_is_that_of_its_data() -> None:
 
 def test_many_unknown_fields_and_long_names_are_refused_briefly() -> None:
     with pytest.raises(InvalidRequest, match="unknown fields of 100000 bytes"):
-        read_timeout_us(" " * 100_000, ENTRY_INPUTS)
+        read_parameters(" " * 100_000, ENTRY_INPUTS)
     with pytest.raises(InvalidRequest, match="unknown field") as caught:
-        read_timeout_us(json.dumps({"x" * 50_000: 1}), ENTRY_INPUTS)
+        read_parameters(json.dumps({"x" * 50_000: 1}), ENTRY_INPUTS)
     assert len(str(caught.value)) < 2000

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tokenrouter.speculation import Speculation
+from tokenrouter.timeline import chrome
 from tools.dtmc.network import parse_counts
 from tools.dtmc.profile import load_profile
 from tools.errors import reported
@@ -59,12 +59,13 @@ def main(
     ] = None,
     timeline_steps: Annotated[int, typer.Option(help="How many steps to draw.", min=1)] = 60,
     trace: Annotated[
-        Path | None, typer.Option(help="Write all steps in Chrome's trace format (JSON).", callback=target_file())
+        Path | None,
+        typer.Option(help="Write steps and requests as `tokenrouter timeline` does.", callback=target_file()),
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Simulates a deployment with the production scheduler."""
-    drawn: deque[Step] = deque(maxlen=None if trace else timeline_steps)
+    drawn: deque[Step] = deque(maxlen=timeline_steps)
     began_s = time.perf_counter()
     loaded = load_profile(profile)
     counts = parse_counts(replicas, "--replicas") if replicas else {}
@@ -86,30 +87,20 @@ def main(
             speculation=Speculation(speculation) if speculation else None,
             agreement=agreement,
             replicas=counts,
-            on_step=drawn.append if timeline or trace else None,
+            on_step=drawn.append if timeline else None,
+            on_recording=(lambda found: chrome.write(found, trace)) if trace else None,
             progress=lambda share: progress("simulating", share),
         )
-    lanes = [name for names in named_replicas(loaded, counts).values() for name in names]
-    _write(list(drawn), lanes, timeline, timeline_steps, trace, f"{inflight} in flight, {thresholds or 'eager'}")
-    if json_output:
-        typer.echo(json.dumps(asdict(result), indent=2))
-    else:
-        _print(result, time.perf_counter() - began_s)
-
-
-def _write(
-    steps: list[Step], lanes: Sequence[str], timeline: Path | None, timeline_steps: int, trace: Path | None, title: str
-) -> None:
-    if trace is not None:
-        from tools.simulate.trace import write_trace
-
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        write_trace(steps, lanes, trace)
     if timeline is not None:
         from tools.simulate.timeline import draw_timeline
 
         timeline.parent.mkdir(parents=True, exist_ok=True)
-        draw_timeline(steps[-timeline_steps:], lanes, timeline, title=title)
+        lanes = [name for names in named_replicas(loaded, counts).values() for name in names]
+        draw_timeline(list(drawn), lanes, timeline, title=f"{inflight} in flight, {thresholds or 'eager'}")
+    if json_output:
+        typer.echo(json.dumps(asdict(result), indent=2))
+    else:
+        _print(result, time.perf_counter() - began_s)
 
 
 def _print(result: SimulationResult, took_s: float) -> None:

@@ -24,6 +24,7 @@ from tools.dtmc.profile import Profile
 from tools.simulate.engine import UNLIMITED, VirtualClock, VirtualEngine
 
 PEER = 1
+PEER_NAME = "simulator"
 NEVER_NS = 1 << 62
 
 Thresholds = Mapping[str, "int | Mapping[int, int]"]
@@ -112,7 +113,7 @@ def build_deployment(
         tokenizer=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")),
         policies=policies,
     )
-    _connect(orchestrator, subservers, Hello(PROTOCOL_VERSION, "simulator", "routed", profile.names, spec))
+    _connect(orchestrator, subservers, Hello(PROTOCOL_VERSION, PEER_NAME, "routed", profile.names, spec))
     return Deployment(orchestrator, subservers, tuple(index for _, index in places), clocks, spec)
 
 

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tokenrouter.speculation import Speculation
+from tokenrouter.timeline.machines import MachineRecorder
+from tokenrouter.timeline.recording import Recording
 from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile
-from tools.simulate.deployment import Replicas, Thresholds, build_deployment
+from tools.simulate.deployment import PEER_NAME, Replicas, Thresholds, build_deployment
 from tools.simulate.engine import nanoseconds
 from tools.simulate.load import Clients, Load, Shape
 from tools.simulate.loop import EventLoop, OnStep
@@ -24,6 +26,7 @@ DEFAULT_TOKENS = 20_000
 DEFAULT_WARMUP = 0.1
 
 Progress = Callable[[float], None]
+OnRecording = Callable[[list[Recording]], None]
 
 
 def simulate(
@@ -45,6 +48,7 @@ def simulate(
     agreement: float = 1.0,
     replicas: Replicas | None = None,
     on_step: OnStep | None = None,
+    on_recording: OnRecording | None = None,
     progress: Progress | None = None,
 ) -> SimulationResult:
     """Simulates a deployment: the production orchestrator and subservers, with the profile's step times.
@@ -68,6 +72,7 @@ def simulate(
         replicas: how many there are of each model, left out 1; thresholds are those of one replica. With
             `response_tokens` each has the `kv_tokens` of the profile.
         on_step: told every step when it starts, warm-up included.
+        on_recording: told what the models and their requests did, as a server tells it, warm-up included.
         progress: told the share of the run that is done, in 0..1.
 
     Raises:
@@ -93,6 +98,9 @@ def simulate(
         limited_kv=response_tokens is not None,
     )
     streams = speculation is not None
+    recorder = None
+    if on_recording is not None:
+        recorder = MachineRecorder(deployment.orchestrator, deployment.subservers, name=PEER_NAME, now_ns=0)
     loop = EventLoop(
         deployment,
         Clients(load, deployment.policy, stream=streams),
@@ -104,6 +112,8 @@ def simulate(
     )
     with _collector_paused():
         handoffs = _run(loop, goal, warmup, progress or (lambda share: None))
+    if on_recording is not None and recorder is not None:
+        on_recording(recorder.stop(now_ns=loop.now_ns))
     return result_of(
         loop.meter, profile, loop.now_ns, handoffs=handoffs, controls=response_tokens is None and not streams
     )

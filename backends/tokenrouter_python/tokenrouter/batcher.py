@@ -123,6 +123,11 @@ class DelayedBatcher(Generic[Key]):
             self._cached = (in_flight, min(self._batching.threshold_at(in_flight), self._max_batch))
         return self._cached[1]
 
+    @property
+    def in_force(self) -> tuple[int, int]:
+        """Requests in flight, and B of it, as they were looked up last."""
+        return self._cached
+
     def poll(self, *, in_flight: int, now_ns: int, residents: int = 0) -> Batch[Key] | WaitUntil | None:
         """What to do now: a batch to start, a time to look again, or None if nothing is ready.
 

@@ -1,4 +1,4 @@
-"""The command line: `tokenrouter generate "..."` and `tokenrouter top`."""
+"""The command line: `tokenrouter generate "..."`, `tokenrouter top`, `tokenrouter timeline`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from rich.style import Style
 from rich.text import Text
 
 from tokenrouter import __version__
-from tokenrouter.errors import RouterError
+from tokenrouter.errors import InvalidRequest, RouterError
+from tokenrouter.targets import fault_of_file
 
 _STYLES = ("green", "magenta", "cyan", "yellow", "blue", "red")
 
@@ -79,8 +80,36 @@ def top(
         raise _refused(exc) from exc
 
 
+def _writable(param: typer.CallbackParam, value: Path) -> Path:
+    if fault := fault_of_file(value):
+        raise _refused(InvalidRequest(f"{param.opts[0]} {value}: {fault}"))
+    return value
+
+
+@app.command()
+def timeline(
+    seconds: Annotated[float, typer.Option(help="How long to record, at most 60.")] = 10.0,
+    output: Annotated[Path, typer.Option(help="File to write.", callback=_writable)] = Path("trace.json"),
+    url: Annotated[str, typer.Option(help="Triton's gRPC endpoint.")] = "127.0.0.1:8001",
+    model: Annotated[str, typer.Option(help="Name of the entry model.")] = "tokenrouter",
+) -> None:
+    """Records what a server does, in Chrome's trace format; open the file at ui.perfetto.dev."""
+    from tokenrouter.timeline import chrome
+    from tokenrouter.timeline.client import record
+
+    try:
+        recordings = record(url, seconds, entry=model)
+    except RouterError as exc:
+        raise _refused(exc) from exc
+    chrome.write(recordings, output)
+    steps, requests = (sum(map(len, each)) for each in zip(*((r.steps, r.trails) for r in recordings), strict=True))
+    dropped = sum(recording.about.dropped for recording in recordings)
+    lost = f"; there was no room for {dropped} entries: record for a shorter time" if dropped else ""
+    typer.echo(f"{output}: {steps} steps, {requests} requests{lost}")
+
+
 def _refused(exc: RouterError) -> typer.Exit:
-    Console(stderr=True).print(Text(f"error: {exc}", style="bold red"))
+    Console(stderr=True, soft_wrap=True).print(Text(f"error: {exc}", style="bold red"))
     return typer.Exit(2)
 
 

@@ -33,6 +33,7 @@ from tokenrouter.policies.cache import Loading, attempt
 from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
+from tokenrouter.timeline.trail import Trail
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Loaded, Subserver
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 
 # A selector takes no time of more than 2**31 ms. A loop that woke for nothing sleeps again.
 _LONGEST_SLEEP_S = 3600.0
+# For the loop to answer another thread.
+_PATIENCE_S = 30.0
 
 
 def _nothing() -> None:
@@ -230,6 +233,16 @@ class OrchestratorLoop:
     def cancel(self, reply: Reply) -> None:
         """The client of this reply went away; callable from any thread. Nothing happens if the request is over."""
         self._call(lambda now_ns: self._cancel(reply, now_ns))
+
+    def record(self, most: int | None) -> None:
+        """See `Orchestrator.record`; callable from any thread."""
+        self._call(lambda now_ns: self._orchestrator.record(most, now_ns=now_ns))
+
+    def recorded(self) -> tuple[list[Trail], int]:
+        """See `Orchestrator.recorded`; callable from any thread but the loop's."""
+        answer: Future[tuple[list[Trail], int]] = Future()
+        self._call(lambda _: answer.set_result(self._orchestrator.recorded()))
+        return answer.result(_PATIENCE_S)
 
     def stop_at(self, at_ns: int) -> None:
         """Requests that have not ended by then (`time.monotonic_ns`) are told that the server stops.

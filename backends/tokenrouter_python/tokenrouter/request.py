@@ -153,6 +153,7 @@ class GenerationRequest:
         timeout_ns: the request ends this long after its arrival, or None.
         priority: level in the entry queue, 1 first; 0 = the deployment's default.
         speculation: whether its small model may go ahead of the large one; None = as the deployment says.
+        trace: the caller's span, for which what becomes of the request is exported; None = for nobody.
     """
 
     prompt: str
@@ -164,6 +165,7 @@ class GenerationRequest:
     timeout_ns: int | None = None
     priority: int = 0
     speculation: bool | None = None
+    trace: Any = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result, Update
 from tokenrouter.speculation import Agreement
 from tokenrouter.statistics import OrchestratorStatistics
+from tokenrouter.timeline.trail import Follower
 
 
 @dataclass(slots=True)
@@ -132,6 +133,7 @@ class Generation:
         started_ns: when it left the queue.
         emulated: whether one of the models is not real.
         limit_ns: the deployment ends it then, with an error; None = no limit.
+        follower: keeps its trail; None = nobody wants it.
     """
 
     key: int
@@ -153,6 +155,7 @@ class Generation:
     started_ns: int = 0
     emulated: bool = False
     limit_ns: int | None = None
+    follower: Follower | None = None
 
     def __post_init__(self) -> None:
         self.models = self.policy.visited()
@@ -272,7 +275,10 @@ class Generation:
         before = len(transcript.tokens)
         update = transcript.commit(tokens, log_probs, model=model, now_ns=now_ns, update=update)
         self.visits.fruitless = 0
-        statistics.tokens[self.request.policy.name, model] += len(transcript.tokens) - before
+        written = len(transcript.tokens) - before
+        statistics.tokens[self.request.policy.name, model] += written
+        if self.follower is not None:
+            self.follower.wrote(model, written)
         return update
 
     def ended(self) -> Outcome | None:

@@ -62,12 +62,14 @@ from tokenrouter.orchestrator.alarms import Alarms
 from tokenrouter.orchestrator.generation import Ahead, Generation, Route, find_route
 from tokenrouter.orchestrator.lifecycle import AnyEvent, Event, State
 from tokenrouter.orchestrator.speculating import Eligibility, Speculating
+from tokenrouter.orchestrator.trails import Trails
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies import PolicyCache
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 from tokenrouter.speculation import Speculation
 from tokenrouter.statistics import OrchestratorStatistics
+from tokenrouter.timeline.trail import Trail
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +120,7 @@ class Orchestrator(Speculating):
         self.settings = settings
         self.statistics = OrchestratorStatistics()
         self.speculation = Eligibility(settings.speculation)
+        self.trails = Trails()
         self.outbox: list[tuple[str, ToSubserver]] = []
         self._tokenizer = tokenizer
         self._policies = policies
@@ -139,6 +142,7 @@ class Orchestrator(Speculating):
         self._alarms = Alarms()
         self._stop_ns: int | None = None
         self._next_key = 1
+        self._now_ns = 0
 
     # --- what the shell asks --------------------------------------------------------------------------------------
 
@@ -218,6 +222,7 @@ class Orchestrator(Speculating):
         """
         if self._stop_ns is not None and now_ns >= self._stop_ns:
             raise errors.stopping()
+        self._now_ns = now_ns
         route = route or self.route(request)
         # One that comes while a turn works is taken in by that turn, whose clock was read before; no wait is negative.
         arrived_ns = now_ns if arrived_ns is None else min(arrived_ns, now_ns)
@@ -235,6 +240,7 @@ class Orchestrator(Speculating):
         self._next_key += 1
         self._generations[generation.key] = generation
         self.statistics.accepted += 1
+        self.trails.arrived(generation, now_ns)
         self._advance(now_ns)
         if generation.state is State.WAITING:
             self._alarms.add(give_up_ns)
@@ -246,6 +252,7 @@ class Orchestrator(Speculating):
 
     def cancel(self, key: int, *, now_ns: int) -> None:
         """The client went away. Unknown keys (already over) are ignored."""
+        self._now_ns = now_ns
         if generation := self._generations.get(key):
             error = RequestCancelled("the client cancelled the request or disconnected")
             self._fail(generation, Event.CANCELLED, error)
@@ -262,6 +269,7 @@ class Orchestrator(Speculating):
 
     def tick(self, *, now_ns: int) -> None:
         """Applies every deadline that has passed."""
+        self._now_ns = now_ns
         self._alarms.pass_until(now_ns)
         if self._stop_ns is not None and now_ns >= self._stop_ns:
             for generation in list(self._generations.values()):
@@ -293,6 +301,7 @@ class Orchestrator(Speculating):
         Raises:
             ProtocolError, ConfigError: the peer broke the protocol; close its connection.
         """
+        self._now_ns = now_ns
         if isinstance(message, ModelInfo):
             self._greeted(replica, message)
         else:
@@ -307,10 +316,19 @@ class Orchestrator(Speculating):
             # Guesses of a response that is over are not unusual.
             self.statistics.stale_messages += row.outcome != Outcome.AHEAD
             return
-        model, ahead = self._replicas.model_of(replica), generation.ahead
+        model = self._replicas.model_of(replica)
         if generation.pins.get(model) != replica:
             self.statistics.stale_messages += 1
             return
+        follower = generation.follower
+        if follower is None or not generation.speculates:
+            self._heed(generation, model, row, at_ns, now_ns)
+            return
+        with self.trails.guesses(generation, follower, self.agreement(generation), row, now_ns):
+            self._heed(generation, model, row, at_ns, now_ns)
+
+    def _heed(self, generation: Generation, model: str, row: ReportRow, at_ns: int, now_ns: int) -> None:
+        ahead = generation.ahead
         try:
             if ahead is not None and row.outcome == Outcome.AHEAD and ahead.leads(model, row.visit):
                 self._guessed(generation, ahead, row)
@@ -349,6 +367,16 @@ class Orchestrator(Speculating):
     def unreachable(self, replica: str, why: str) -> None:
         """Why a replica is not connected, for requests that give up waiting for its model."""
         self._replicas.unreachable(replica, why)
+
+    # --- who is followed ------------------------------------------------------------------------------------------
+
+    def record(self, most: int | None, *, now_ns: int) -> None:
+        """Keeps the trails of all requests from now on, in so many entries; None = all."""
+        self.trails.start(self._generations.values(), most, now_ns)
+
+    def recorded(self) -> tuple[list[Trail], int]:
+        """No longer: the trails, and how many entries found no room."""
+        return self.trails.stop(self._generations.values())
 
     # --- the queue ------------------------------------------------------------------------------------------------
 
@@ -471,6 +499,8 @@ class Orchestrator(Speculating):
         if self._has_place(generation, model):
             number = self._in_flight_at(generation, model)
             self._send(generation, model, generation.visit(model, in_flight=number, source=source, left_ns=left_ns))
+            if generation.follower is not None:
+                self.trails.visited(generation, generation.follower, now_ns, source=source, left_ns=left_ns)
         else:
             generation.visits.at = model
             self._strand(generation, now_ns)
@@ -489,6 +519,8 @@ class Orchestrator(Speculating):
         generation.happens(Event.DISCONNECTED)
         generation.since_ns = now_ns
         self._stranded[generation.key] = generation
+        if generation.follower is not None:
+            generation.follower.leave(now_ns)
 
     def _revisit(self, generation: Generation, event: AnyEvent, now_ns: int) -> None:
         """A model has lost what it held of a request: it is sent everything again."""
@@ -506,12 +538,12 @@ class Orchestrator(Speculating):
         reason = FINISH_REASONS[event]
         update = generation.transcript.finish(update)
         update.result = generation.result(reason)
-        self._close(generation, event)
+        self._close(generation, event, reason)
         self.statistics.finished[reason] += 1
         self._updates.append(update)
 
     def _fail(self, generation: Generation, event: AnyEvent, error: RouterError) -> None:
-        self._close(generation, event)
+        self._close(generation, event, error.slug)
         self.statistics.failed[error.slug] += 1
         self._updates.append(Update(generation.key, error=error))
 
@@ -527,9 +559,11 @@ class Orchestrator(Speculating):
         if isinstance(message, Open | Resume) and (generation := self._generations.get(message.request)):
             self._fail(generation, Event.BROKE, error)
 
-    def _close(self, generation: Generation, event: AnyEvent) -> None:
+    def _close(self, generation: Generation, event: AnyEvent, end: str) -> None:
         """Gives back what a request holds: its place in the queue, or KV in the ledger and on the models."""
         waited = generation.state is State.WAITING
+        if generation.follower is not None:
+            self.trails.over(generation, generation.follower, end, self._now_ns)
         generation.happens(event)
         del self._generations[generation.key]
         self._stranded.pop(generation.key, None)

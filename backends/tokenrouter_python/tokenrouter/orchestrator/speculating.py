@@ -15,6 +15,7 @@ from tokenrouter.errors import ConfigError, InvalidRequest, RouterError
 from tokenrouter.messages import Fate, Guesses, ModelInfo, Outcome, ReportRow, Settled, ToSubserver
 from tokenrouter.orchestrator.generation import Ahead, Generation
 from tokenrouter.orchestrator.lifecycle import AnyEvent, State
+from tokenrouter.orchestrator.trails import Trails
 from tokenrouter.orchestrator.walk import Walk
 from tokenrouter.policies.base import Policy
 from tokenrouter.request import GenerationRequest
@@ -101,6 +102,7 @@ class Speculating(ABC):
 
     statistics: OrchestratorStatistics
     speculation: Eligibility
+    trails: Trails
     _unwritten: list[Generation]
     _updates: list[Update]
 
@@ -197,6 +199,8 @@ class Speculating(ABC):
         visits.carried = None
         if holds:
             visits.at, visits.number = ahead.leader, ahead.visit
+            if generation.follower is not None:
+                self.trails.visited(generation, generation.follower, now_ns, source=source, left_ns=left_ns)
         else:
             self._visit(generation, ahead.leader, now_ns, source=source, left_ns=left_ns)
 

@@ -64,6 +64,7 @@ from tokenrouter.policies.base import Policy, PolicyContext
 from tokenrouter.policies.cache import MAX_BYTES, Loading, attempt
 from tokenrouter.subserver.runner import Plan, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
+from tokenrouter.timeline.steps import StepLog
 
 log = logging.getLogger(__name__)
 
@@ -380,6 +381,15 @@ class Subserver:
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when `poll` may have something although no message came."""
         self._runner.listen(wake)
+
+    def record(self, most: int | None) -> None:
+        """Keeps every step from now on, in so many entries; None = all. Callable from any thread."""
+        self._runner.step_log = StepLog(most)
+
+    def recorded(self) -> tuple[StepLog, dict[int, str]]:
+        """No longer: the steps, and the names of the orchestrators by number."""
+        step_log, self._runner.step_log = self._runner.step_log, None
+        return step_log or StepLog(0), {number: peer.name for number, peer in list(self._peers.items())}
 
     # --- plans --------------------------------------------------------------------------------------------------
 

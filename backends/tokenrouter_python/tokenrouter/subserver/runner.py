@@ -13,13 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-from tokenrouter.batcher import Batching, DelayedBatcher, WaitUntil
+from tokenrouter.batcher import Batching, DelayedBatcher, Reason, WaitUntil
 from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.messages import Outcome, ReportRow
 from tokenrouter.pulse import Pulse
 from tokenrouter.statistics import SubserverStatistics
 from tokenrouter.subserver.sequence import ModelSequence
+from tokenrouter.timeline.steps import Member, Step, StepLog
 
 E_co = TypeVar("E_co", bound=KvEngine, covariant=True)
 
@@ -49,6 +50,7 @@ class Runner(ABC, Generic[E_co]):
         batching: as given.
         pulse: of the loop that runs the visits; steps of the engine do not count as its work.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
+        step_log: keeps every step; None = nobody wants them. May be set from any thread.
     """
 
     speculates: ClassVar[bool] = False
@@ -59,6 +61,7 @@ class Runner(ABC, Generic[E_co]):
         self.statistics = SubserverStatistics()
         self.pulse = Pulse()
         self.idle_since_ns = 0
+        self.step_log: StepLog | None = None
         self._waiting: DelayedBatcher[ModelSequence] = DelayedBatcher(batching, max_batch=engine.info.max_batch)
         self._clock_ns = clock_ns
 
@@ -93,6 +96,16 @@ class Runner(ABC, Generic[E_co]):
 
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when the engine has news. A stepped engine never has."""
+
+    def _logged(self, members: list[Member], reason: Reason, start_ns: int, *, running: int) -> Step:
+        """A step that starts; to be kept once it is over."""
+        in_flight, threshold = self._waiting.in_force
+        return Step(start_ns, start_ns, reason.value, in_flight, threshold, 0, running, members)
+
+    def _member(self, sequence: ModelSequence, tokens: int) -> Member:
+        """A waiting request's part in a step."""
+        since_ns = self._waiting.ready_since(sequence)
+        return Member(sequence.peer, sequence.request, sequence.visit, tokens, since_ns)
 
     @abstractmethod
     def arrive(self, sequence: ModelSequence, *, now_ns: int) -> None:

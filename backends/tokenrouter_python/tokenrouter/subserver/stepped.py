@@ -87,6 +87,10 @@ class SteppingRunner(Runner[Engine]):
         started_ns = self._clock_ns()
         sequences = tuple([sequence for sequence, _ in rows])
         self.statistics.step_started(reason, [started_ns - self._waiting.ready_since(each) for each in sequences])
+        if (step_log := self.step_log) is not None:
+            members = [self._member(sequence, share) for sequence, share in rows]
+            step = self._logged(members, reason, started_ns, running=len(rows))
+            checked = self.statistics.checked_positions
         self._waiting.take(Batch(sequences, reason))
         try:
             told = self._step(rows)
@@ -94,6 +98,9 @@ class SteppingRunner(Runner[Engine]):
             log.exception("step of %s failed", sequences[0].model)
             told = {each: row for each in sequences if (row := _failed(each, exc)) is not None}
         now_ns = self.idle_since_ns = self._clock_ns()
+        if step_log is not None:
+            step.end_ns, step.checked = now_ns, self.statistics.checked_positions - checked
+            step_log.add(step)
         new_tokens = sum([share for _, share in rows])
         self.statistics.step_finished(len(rows), new_tokens, new_tokens - len(rows), now_ns - started_ns)
         for sequence in sequences:

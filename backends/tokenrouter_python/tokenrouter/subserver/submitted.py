@@ -98,6 +98,10 @@ class SubmittingRunner(Runner[LoopEngine]):
     def _submit(self, batch: Batch[ModelSequence], now_ns: int) -> Rows:
         waits = [now_ns - self._waiting.ready_since(sequence) for sequence in batch.keys]
         self.statistics.step_started(batch.reason, waits)
+        if (step_log := self.step_log) is not None:
+            members = [self._member(sequence, sequence.unseen) for sequence in batch.keys]
+            running = len(self._running) + len(batch.keys)
+            step_log.add(self._logged(members, batch.reason, now_ns, running=running))
         self._waiting.take(batch)
         visits = []
         for sequence in batch.keys:

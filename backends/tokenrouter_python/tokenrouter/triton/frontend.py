@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,9 +23,13 @@ from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 from tokenrouter.triton.reading import SMALL_BYTES, ReadingPool
+from tokenrouter.triton.recorder import Recorder
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import Input, check_sizes, read_inputs, read_timeout_us, size_of
+from tokenrouter.triton.tensors import Input, check_sizes, read_inputs, read_parameters, size_of
+
+if TYPE_CHECKING:
+    from tokenrouter.subserver.machine import Subserver
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ class Frontend:
         decoupled: whether requests may stream.
         changed: told in the loop's thread whenever statistics may have changed.
         broke: told in the loop's thread when an exception has ended it and its requests have been answered.
+        subserver: whose steps are recorded too, or None.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Frontend:
         decoupled: bool,
         changed: Callable[[], None] = lambda: None,
         broke: Callable[[], None] = lambda: None,
+        subserver: Subserver | None = None,
     ) -> None:
         self._entry = entry
         self._decoupled = decoupled
@@ -87,6 +93,7 @@ class Frontend:
         self._orchestrator = orchestrator
         self._reading = ReadingPool(name)
         self._responder: Responder[TritonReply] = Responder(name, self._loop.cancel)
+        self._recorder = Recorder(name, self._loop, subserver)
         self._loop.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -100,7 +107,11 @@ class Frontend:
                 self._take(request, reply, arrived_ns)
 
     def _take(self, request: Any, reply: TritonReply, arrived_ns: int) -> None:
-        timeout_us = read_timeout_us(request.parameters(), self._inputs) or int(request.timeout())
+        parameters = read_parameters(request.parameters(), self._inputs)
+        if parameters.timeline_ms is not None:
+            self._recorder.start(reply, parameters.timeline_ms)
+            return
+        timeout_us = parameters.timeout_us or int(request.timeout())
         call = _Call(reply, request.request_id(), arrived_ns, timeout_us)
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         size = size_of(tensors)
@@ -183,6 +194,7 @@ class Frontend:
 
     def stop_at(self, at_ns: int) -> None:
         """All responses have to end by then (`time.monotonic_ns`)."""
+        self._recorder.stop()
         self._loop.stop_at(at_ns)
 
     def _loop_broke(self) -> None:
@@ -192,5 +204,6 @@ class Frontend:
     def stop(self, *, within_s: float | None = None) -> None:
         """Ends the loop; requests that still run are told so, within a time if Triton may not listen any more."""
         self._reading.stop()
+        self._recorder.stop()
         self._loop.stop()
         self._responder.stop(within_s=within_s)

@@ -74,6 +74,11 @@ class TritonReply:
         """Hands what is new to the responder."""
         self._responder.put(self, update)
 
+    def tell(self, text: str) -> None:
+        """Answers a call that asks for no tokens, with its only response; from any thread, blocks."""
+        response = pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("text_output", _strings([text]))])
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
     def send(self, update: Update) -> None:
         """Sends what is new; called by the responder."""
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL

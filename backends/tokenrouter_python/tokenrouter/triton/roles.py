@@ -118,6 +118,7 @@ class SubserverRole:
             inputs=SUBSERVER_INPUTS,
             outputs=frozenset(SUBSERVER_OUTPUTS),
             broke=lambda: process.abandon(f"the loop for direct calls of {name} ended by an exception"),
+            subserver=self._subserver,
             decoupled=decoupled,
         )
         self._watched = _Watched(name, frontend, self._subserver.pulse, frontend.pulse)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.request import Defaults, Limits, RequestFields
+from tokenrouter.timeline.recording import MOST_MS, PARAMETER
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,7 @@ _DEFAULTS = Defaults()
 _PROMPTS = ("text_input", "input_ids")
 # What NVIDIA's inflight_batcher_llm_client.py sends beside the tensor `streaming`.
 _IGNORED_PARAMETERS = ("Streaming",)
+_TRACE_HEADERS = ("traceparent", "tracestate")
 _CALL_FIELDS = frozenset(field.name for field in fields(CallFields))
 
 
@@ -274,8 +276,25 @@ def check_sizes(tensors: Mapping[str, npt.NDArray[Any]], table: Mapping[str, Inp
                 limits.check_bytes(f"{where}[{i}]" if -1 in declared.dims else where, len(value))
 
 
-def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
-    """`timeout` among the custom request parameters, in microseconds, or 0; all others are refused.
+@dataclass(frozen=True, slots=True)
+class CallParameters:
+    """What a client says beside tensors.
+
+    Attributes:
+        timeout_us: of the request, in microseconds, or 0.
+        timeline_ms: asks for a recording of so many milliseconds instead of tokens; None: does not.
+        traceparent, tracestate: headers of W3C's Trace Context, as Triton forwards them; whether they are well formed
+            is not known here.
+    """
+
+    timeout_us: int = 0
+    timeline_ms: int | None = None
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+def read_parameters(parameters: str, table: Mapping[str, Input]) -> CallParameters:
+    """The custom request parameters that are known; all others are refused.
 
     Triton makes one of every JSON key of /generate that names no tensor. The `timeout` that its other endpoints know is
     not among them.
@@ -290,7 +309,8 @@ def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
     if len(parameters or "") > _LONGEST_PARAMETERS:
         raise InvalidRequest(f"unknown fields of {len(parameters)} bytes; leave out all but these: {', '.join(table)}")
     given = json.loads(parameters or "{}")
-    timeout = given.pop("timeout", 0)
+    timeout, timeline = given.pop("timeout", 0), given.pop(PARAMETER, None)
+    trace = {name: given.pop(name) for name in list(given) if name.lower() in _TRACE_HEADERS}
     for name in given:
         if not name.startswith("triton_") and name not in _IGNORED_PARAMETERS:
             name = name[:_LONGEST_NAME]
@@ -299,7 +319,9 @@ def read_timeout_us(parameters: str, table: Mapping[str, Input]) -> int:
             raise InvalidRequest(f"unknown field {name!r}; {hint}")
     if type(timeout) is not int or timeout < 0:
         raise InvalidRequest(f"timeout is {timeout!r}; send microseconds, a whole number of at least 0")
-    return timeout
+    if timeline is not None and (type(timeline) is not int or not 1 <= timeline <= MOST_MS):
+        raise InvalidRequest(f"{PARAMETER} is {timeline!r}; send milliseconds, a whole number in 1..{MOST_MS}")
+    return CallParameters(timeout, timeline, **{name.lower(): str(value) for name, value in trace.items()})
 
 
 def read_word_ids(name: str, values: Sequence[int]) -> list[list[int]]:

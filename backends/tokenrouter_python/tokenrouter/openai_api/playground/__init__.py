@@ -7,10 +7,11 @@ and run nothing else. What a prompt or a model wrote is only ever set as text.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel
 
@@ -19,6 +20,9 @@ from tokenrouter.openai_api.authorisation import authorised
 from tokenrouter.openai_api.deployment import Deployment
 from tokenrouter.openai_api.errors import ApiError, ErrorBody
 from tokenrouter.policies import policy_class
+from tokenrouter.timeline import chrome
+from tokenrouter.timeline.client import record
+from tokenrouter.timeline.recording import MOST_MS
 
 _PAGE = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -77,6 +81,18 @@ async def page() -> Response:
 @router.get("/playground/deployment", dependencies=[Depends(authorised)], responses={401: {"model": ErrorBody}})
 async def deployment(request: Request) -> PlaygroundDeployment:
     return describe(request.app.state.deployment)
+
+
+@router.get("/playground/timeline", dependencies=[Depends(authorised)])
+async def timeline(request: Request, seconds: Annotated[float, Query(gt=0, le=MOST_MS / 1000)] = 5.0) -> Response:
+    """Records what the server does, and gives the file that ui.perfetto.dev opens."""
+    grpc_url, entry = request.app.state.settings.grpc_url, request.app.state.deployment.entry
+    try:
+        text = await run_in_threadpool(lambda: chrome.text(record(grpc_url, seconds, entry=entry)))
+    except RouterError as exc:
+        raise ApiError(503, str(exc), code="unavailable") from exc
+    headers = {"Content-Disposition": 'attachment; filename="trace.json"'}
+    return Response(text, media_type="application/json", headers=headers)
 
 
 @router.get("/playground/{name}")

@@ -9,6 +9,12 @@ export async function deployment(key) {
   return answer.json();
 }
 
+// What the server does in the next seconds, as a file for ui.perfetto.dev.
+export async function timeline(seconds, key) {
+  const answer = await called(`/playground/timeline?seconds=${encodeURIComponent(seconds)}`, { headers: headers(key) });
+  return answer.blob();
+}
+
 // The chunks of one streamed response.
 export async function* stream(path, body, key, signal) {
   const answer = await called(path, { method: "POST", body: JSON.stringify(body), headers: headers(key), signal });

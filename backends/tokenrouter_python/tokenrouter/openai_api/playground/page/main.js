@@ -106,6 +106,22 @@ byId("link").addEventListener("click", async () => {
     byId("status").textContent = "the link is in the address bar";
   }
 });
+byId("record").addEventListener("click", async () => {
+  byId("record").disabled = true;
+  byId("record").textContent = "recording";
+  fail("");
+  try {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(await api.timeline(byId("seconds").value, key()));
+    link.download = "trace.json";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  } catch (error) {
+    fail(error.message);
+  }
+  byId("record").textContent = "Timeline";
+  byId("record").disabled = false;
+});
 byId("use-key").addEventListener("click", () => { sessionStorage.setItem(KEY, byId("key").value); connect(); });
 document.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); }
