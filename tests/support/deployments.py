@@ -51,8 +51,9 @@ def at(path: str, value: Any) -> Edit:
     return edit
 
 
-def run(*arguments: str | Path) -> Any:
-    """The result of the command with these arguments."""
+def run(*arguments: str | Path, weights: bool = False) -> Any:
+    """The result of the command with these arguments; stubs have no weights."""
     app = typer.Typer()
     app.command()(build)
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    more = [] if weights else ["--without-weights"]
+    return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *more)])

@@ -31,7 +31,7 @@ def test_arguments_are_merged_with_the_deployments_own(tmp_path: Path) -> None:
         at("models.large.options.max_batch_size", 4),
         at("models.large.extend_tokens", 3),
     )
-    small, large = checked(load_spec(path), tmp_path).models.values()
+    small, large = checked(load_spec(path), tmp_path, weights=False).models.values()
     assert large.options["cuda_graph_config"] is None
     assert large.options["torch_compile_config"]["capture_num_tokens"] == [1, 2, 4, 7]
     assert large.options["kv_cache_config"]["host_cache_size"] == 1000
@@ -44,7 +44,7 @@ def test_arguments_are_merged_with_the_deployments_own(tmp_path: Path) -> None:
 
 def test_a_pool_set_by_hand_is_kept_and_counted(tmp_path: Path) -> None:
     path = deployment(tmp_path, at("models.small.options.kv_cache_config", {"max_tokens": 6000}))
-    small, large = checked(load_spec(path), tmp_path).models.values()
+    small, large = checked(load_spec(path), tmp_path, weights=False).models.values()
     assert small.options["kv_cache_config"]["max_tokens"] == 6000
     assert large.options["kv_cache_config"]["max_tokens"] > 300_000
 
@@ -53,7 +53,7 @@ def test_the_torch_engine_gets_its_device_and_pool(tmp_path: Path) -> None:
     path = deployment(
         tmp_path, *(at(f"models.{name}.engine", "torch") for name in ("small", "large")), at("models.large.gpus", [1])
     )
-    small, large = checked(load_spec(path), tmp_path).models.values()
+    small, large = checked(load_spec(path), tmp_path, weights=False).models.values()
     assert (small.options["device"], large.options["device"]) == ("cuda:0", "cuda:1")
     assert large.options["kv_cache_config"]["max_tokens"] % 16 == 0
 
@@ -62,7 +62,7 @@ def test_a_profile_gives_the_thresholds(tmp_path: Path) -> None:
     profile = CONFIGS / "profiles" / "r2r_qwen3_0.6b_32b.yaml"
     shutil.copy(profile, tmp_path / "profile.yaml")
     path = deployment(tmp_path, at("tuning", {"profile": "profile.yaml", "inflight": 4}))
-    models = checked(load_spec(path), tmp_path).models
+    models = checked(load_spec(path), tmp_path, weights=False).models
     best = search_table(load_profile(profile), 4)
     assert models["large"].batching.batch_thresholds == {row.inflight: row.thresholds["large"] for row in best}
     assert models["large"].batching.threshold == best[-1].thresholds["large"] == 3
@@ -71,7 +71,7 @@ def test_a_profile_gives_the_thresholds(tmp_path: Path) -> None:
 
 def test_equal_files_give_equal_bytes(tmp_path: Path) -> None:
     path = deployment(tmp_path)
-    one, two = (repository_files(checked(load_spec(path), tmp_path)) for _ in range(2))
+    one, two = (repository_files(checked(load_spec(path), tmp_path, weights=False)) for _ in range(2))
     assert list(one.items()) == list(two.items())
 
 

@@ -196,7 +196,7 @@ CONFIGS = ROOT / "configs"
 def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path: Path, edits: list[Edit], says: str) -> None:
     path = deployment(tmp_path, *edits)
     with pytest.raises(ConfigError, match=says):
-        checked(load_spec(path), tmp_path / "out")
+        checked(load_spec(path), tmp_path / "out", weights=False)
     result = run("--config", path, "--output", tmp_path / "out")
     assert result.exit_code == 2
     assert not (tmp_path / "out").exists()
@@ -233,7 +233,7 @@ def test_problems_are_reported_together(tmp_path: Path) -> None:
         tmp_path, at("models.small.checkpoint", "x"), at("models.large.gpus", ...), at("entry.policy", "y")
     )
     with pytest.raises(ConfigError) as caught:
-        checked(load_spec(path), tmp_path / "out")
+        checked(load_spec(path), tmp_path / "out", weights=False)
     text = str(caught.value)
     assert text.startswith("3 problems:\n  - ")
     assert all(field in text for field in ("models.small.checkpoint", "models.large.gpus", "entry.policy"))
@@ -245,17 +245,17 @@ def test_models_of_different_tokenizers_are_refused_by_the_token(tmp_path: Path)
     with pytest.raises(
         ConfigError, match="'small' and 'large' have different tokenizers: token id 257 is None and '<think>'"
     ):
-        checked(load_spec(path), tmp_path)
+        checked(load_spec(path), tmp_path, weights=False)
     accepted = deployment(tmp_path, at("entry.allow_added_tokens", True))
     stub_tokenizer("QwQ-32B").save(str(tmp_path / "checkpoints" / "Qwen3-8B" / "tokenizer.json"))
-    checked(load_spec(accepted), tmp_path)
+    checked(load_spec(accepted), tmp_path, weights=False)
 
 
 def test_a_wider_padding_of_one_model_is_accepted(tmp_path: Path) -> None:
     path = deployment(tmp_path)
     config = tmp_path / "checkpoints" / "Qwen3-8B" / "config.json"
     config.write_text(json.dumps({**PUBLISHED["Qwen3-8B"].config(), "vocab_size": 152_064}))
-    checked(load_spec(path), tmp_path)
+    checked(load_spec(path), tmp_path, weights=False)
 
 
 def test_a_vocabulary_without_unused_ids_needs_some_named(tmp_path: Path) -> None:
@@ -263,10 +263,10 @@ def test_a_vocabulary_without_unused_ids_needs_some_named(tmp_path: Path) -> Non
     config = tmp_path / "checkpoints" / "Qwen3-0.6B" / "config.json"
     config.write_text(json.dumps({**PUBLISHED["Qwen3-0.6B"].config(), "vocab_size": 258}))
     with pytest.raises(ConfigError, match=r"models.small.options.handoff_ids: 2 token ids .* leaves 1 unused"):
-        checked(load_spec(path), tmp_path)
+        checked(load_spec(path), tmp_path, weights=False)
     named = deployment(tmp_path, at("models.small.options.handoff_ids", [3, 257]))
     config.write_text(json.dumps({**PUBLISHED["Qwen3-0.6B"].config(), "vocab_size": 258}))
-    checked(load_spec(named), tmp_path)
+    checked(load_spec(named), tmp_path, weights=False)
 
 
 @pytest.mark.parametrize(

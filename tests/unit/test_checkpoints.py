@@ -22,6 +22,8 @@ from tokenrouter.errors import ConfigError
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.checkpoints import resolve
 from tokenrouter.weights import read_embedding, stored_tensors
+from tools.build_repository.model_checks import checkpoint_problems
+from tools.build_repository.spec import ModelSpec
 
 SIZES: dict[str, Any] = {
     "vocab_size": 257,
@@ -58,13 +60,13 @@ def load(folder: Path) -> TorchEngine:
     return TorchEngine.from_folder(folder, TorchEngineConfig(device="cpu", threads=1, kv_cache_config=cache))
 
 
-def build(folder: Path) -> Any:
+def build(folder: Path, *, weights: bool = True) -> Any:
     """The result of building a deployment whose only model is this checkpoint."""
     model = {"engine": "torch", "checkpoint": str(folder), "options": {"device": "cpu"}}
     content = {"entry": {"policy": "single"}, "models": {"small": model}}
     path = folder.parent / "deployment.yaml"
     path.write_text(yaml.safe_dump(content))
-    return run("--config", path, "--output", folder.parent / "out")
+    return run("--config", path, "--output", folder.parent / "out", weights=weights)
 
 
 def refused(folder: Path, *says: str) -> None:
@@ -122,6 +124,50 @@ def test_missing_tensors_of_a_pickled_checkpoint_are_refused_at_load(tmp_path: P
         load(folder)
     (folder / "pytorch_model.bin").write_text(POINTER)
     refused(folder, "pytorch_model.bin is a Git LFS pointer")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"model_type": "foo"}, ("model_type is 'foo', which transformers", "does not know; take a model that")),
+        (
+            {"model_type": "x", "auto_map": {"AutoModel": "m.X"}},
+            ("model_type is 'x'", "(auto_map), which is never run"),
+        ),
+        ({"hidden_size": "32"}, ("'hidden_size'", "str", "correct it")),
+    ],
+)
+def test_a_config_json_that_makes_no_model_is_refused(
+    tmp_path: Path, fields: dict[str, Any], says: tuple[str, ...]
+) -> None:
+    path = checkpoint(tmp_path / "m") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    refused(path.parent, f"{path}: ", *says)
+    path.write_text("{")
+    refused(path.parent, f"{path} is not valid JSON")
+
+
+def test_a_folder_without_weights_is_built_on_request_only(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    result = build(folder)
+    assert (result.exit_code, (tmp_path / "out").exists()) == (2, False)
+    assert f"{folder} has a config.json and no weights; download them" in result.stderr
+    assert build(folder, weights=False).exit_code == 0
+
+
+def test_a_checkpoint_that_names_no_end_is_built_with_a_note(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", transformers.LlamaConfig(**SIZES | {"eos_token_id": None}))
+    result = build(folder)
+    assert result.exit_code == 0
+    assert f"note: no file of {folder} names an end of responses" in result.stdout
+
+
+def test_pickled_weights_are_refused_for_tensorrt_llm(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    model = ModelSpec(engine="tensorrt_llm", gpus=(0,), checkpoint=str(tmp_path))
+    (problem,) = checkpoint_problems(model, tmp_path)
+    assert "pytorch_model.bin only, which tensorrt_llm does not read; convert to safetensors" in problem
 
 
 def test_a_multimodal_model_is_refused_by_name(tmp_path: Path) -> None:

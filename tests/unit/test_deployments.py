@@ -60,7 +60,7 @@ def test_there_is_a_configuration_for_every_setting_of_the_paper() -> None:
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=name_of)
 def test_it_builds_from_its_checkpoints_and_is_read_back(path: Path, checkpoints: Path, tmp_path: Path) -> None:
     spec = load_spec(path, checkpoints)
-    finished = checked(spec, tmp_path)
+    finished = checked(spec, tmp_path, weights=False)
     write_repository(finished, tmp_path)
     assert repository_files(built_deployment(tmp_path)) == repository_files(finished), "what was built is kept"
     repository = Repository(tmp_path)
@@ -102,7 +102,7 @@ def test_it_builds_from_its_checkpoints_and_is_read_back(path: Path, checkpoints
 def test_the_orchestrator_starts_on_it(path: Path, checkpoints: Path, tmp_path: Path) -> None:
     """Tokenizers are compared, the policy is built, routers are found. (Two need more than a stub: a classifier, and
     end ids that lie beyond the small tokenizer of a stub.)"""
-    write_repository(checked(load_spec(path, checkpoints), tmp_path), tmp_path)
+    write_repository(checked(load_spec(path, checkpoints), tmp_path, weights=False), tmp_path)
     repository = Repository(tmp_path)
     entry = Entry(repository.entry("tokenrouter"), repository)
     assert entry.orchestrator() is not None
@@ -119,14 +119,16 @@ def test_the_thresholds_of_r2r_are_those_that_the_search_finds() -> None:
 
 
 def test_a_router_folder_is_linked_and_a_file_is_replaced(checkpoints: Path, tmp_path: Path) -> None:
-    spec = checked(load_spec(CONFIGS / "query_level" / "Qwen3-0.6B_Qwen3-32B.yaml", checkpoints), tmp_path)
+    spec = checked(
+        load_spec(CONFIGS / "query_level" / "Qwen3-0.6B_Qwen3-32B.yaml", checkpoints), tmp_path, weights=False
+    )
     for _ in range(2):
         write_repository(spec, tmp_path)
         assert (tmp_path / "tokenrouter" / "1" / "routers" / "query_level").readlink() == checkpoints / LINKED
     path = deployment(tmp_path)
     for weights in (b"old", b"new"):
         (tmp_path / "checkpoints" / "router.pt").write_bytes(weights)
-        write_repository(checked(load_spec(path), tmp_path), tmp_path)
+        write_repository(checked(load_spec(path), tmp_path, weights=False), tmp_path)
         assert (tmp_path / "tokenrouter" / "1" / "routers" / "r2r.pt").read_bytes() == weights
 
 

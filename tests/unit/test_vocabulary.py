@@ -203,6 +203,12 @@ def test_an_end_that_nobody_has_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"tokenizer_config\.json: eos_token is '</s>', which tokenizer\.json does not"
     ):
         end_ids(tokenizer_config(tmp_path, eos_token="</s>"))
+    with pytest.raises(ConfigError, match=r"eos_token is '</s>'"):
+        check_same_tokenizer({"alone": tmp_path})
+    check_same_tokenizer({"alone": tmp_path}, compare_ends=False)
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [256, 257]}))
+    with pytest.raises(ConfigError, match=r"config\.json: eos_token_id is 257, which is no token of the model's 257; "):
+        end_ids(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": ["a"]}))
     with pytest.raises(ConfigError, match=r'config\.json: eos_token_id is \["a"\]; token ids are whole numbers'):
         end_ids(tmp_path)

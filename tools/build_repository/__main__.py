@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tokenrouter.checkpoint import end_ids
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
 from tools.build_repository.arguments import with_arguments
@@ -36,11 +37,14 @@ def build(
             show_default=False,
         ),
     ] = None,
+    without_weights: Annotated[
+        bool, typer.Option("--without-weights", help="Accept checkpoints whose weights are not there yet.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files instead of writing them.")] = False,
 ) -> None:
     """Builds a model repository. Nothing is written before everything is checked."""
     spec = load_spec(config, checkpoints)
-    finished = checked(spec, output)
+    finished = checked(spec, output, weights=not without_weights)
     if (output / BUILT).is_file():
         finished = _tuned(built_deployment(output), finished, output, keep_tuning)
     budget = deployment_budget(with_arguments(spec))
@@ -89,9 +93,19 @@ def _tuned(old: DeploymentSpec, new: DeploymentSpec, output: Path, keep: bool | 
 
 def _remind(spec: DeploymentSpec, output: Path) -> None:
     for name, model in spec.models.items():
-        folder = output / name / "1"
+        folder = _folder(spec, output, name)
         if model.checkpoint == VERSION_FOLDER and not (folder / "config.json").is_file():
             print(f"note: put the checkpoint of {name} into {folder}")
+    first = _folder(spec, output, next(iter(spec.models)))
+    if spec.entry.end_ids is None and (first / "config.json").is_file() and not end_ids(first):
+        print(
+            f"note: no file of {first} names an end of responses; they end at their limits only, or name entry.end_ids"
+        )
+
+
+def _folder(spec: DeploymentSpec, output: Path, name: str) -> Path:
+    checkpoint = spec.models[name].checkpoint
+    return output / name / "1" if checkpoint == VERSION_FOLDER else Path(checkpoint)
 
 
 if __name__ == "__main__":

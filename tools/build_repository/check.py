@@ -25,21 +25,22 @@ from tools.build_repository.kv_budget import deployment_budget
 from tools.build_repository.model_checks import caught, checkpoint_problems, model_problems
 from tools.build_repository.replicas import replica_problems, replicas_of
 from tools.build_repository.routers import policy_params, router_problems
-from tools.build_repository.spec import DeploymentSpec
+from tools.build_repository.spec import DeploymentSpec, EntrySpec
 from tools.build_repository.thresholds import threshold_problems, tuned
 
 
-def checked(spec: DeploymentSpec, output: Path) -> DeploymentSpec:
+def checked(spec: DeploymentSpec, output: Path, *, weights: bool = True) -> DeploymentSpec:
     """The completed deployment.
 
     Args:
         spec: as loaded.
         output: folder of the repository; what lies there already (checkpoints, routers) counts.
+        weights: whether checkpoints have to have theirs already.
 
     Raises:
         ConfigError: something is wrong; lists all problems that could be found together.
     """
-    found = list(_independent_problems(spec, output))
+    found = list(_independent_problems(spec, output, weights))
     finished = None
     if not found:
         try:
@@ -80,10 +81,11 @@ def _bullets(found: list[str]) -> list[str]:
     return [f"  - {problem}" for problem in found]
 
 
-def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
+def _independent_problems(spec: DeploymentSpec, output: Path, weights: bool) -> Iterator[str]:
     """Problems that can be seen without the completed deployment."""
     yield from name_problems(spec)
     folders: dict[str, Path] = {}
+    told: list[str] = []
     missing = False
     for name, model in spec.models.items():
         yield from (f"models.{name}.{problem}" for problem in replica_problems(model))
@@ -92,7 +94,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
         folder = output / name / "1" if model.checkpoint == VERSION_FOLDER else Path(model.checkpoint)
         if (folder / "config.json").is_file():
             folders[name] = folder
-            yield from (f"models.{name}.{problem}" for problem in checkpoint_problems(model, folder))
+            told += (f"models.{name}.{problem}" for problem in checkpoint_problems(model, folder, weights=weights))
         elif model.checkpoint != VERSION_FOLDER:
             missing = True
             yield (
@@ -101,21 +103,24 @@ def _independent_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
             )
         if model.checkpoint == VERSION_FOLDER and model.gpus:
             yield f"models.{name}.checkpoint is missing; the KV budget needs a folder in Hugging Face format"
+    yield from told
     if folders and not missing:
-        entry = spec.entry
-        yield from caught(
-            lambda: check_same_tokenizer(
-                folders,
-                allow_added_tokens=entry.allow_added_tokens,
-                allow_special_tokens=entry.allow_special_tokens,
-                compare_ends=entry.end_ids is None,
-            )
-        )
+        problems = caught(lambda: _same_tokenizer(spec.entry, folders))
+        yield from (problem for problem in problems if not any(problem in each for each in told))
     yield from router_problems(spec.entry)
     yield from caught(lambda: _policy(spec, output))
     yield from _speculation_problems(spec, output)
     if spec.tuning is None:
         yield from threshold_problems(spec)
+
+
+def _same_tokenizer(entry: EntrySpec, folders: dict[str, Path]) -> None:
+    check_same_tokenizer(
+        folders,
+        allow_added_tokens=entry.allow_added_tokens,
+        allow_special_tokens=entry.allow_special_tokens,
+        compare_ends=entry.end_ids is None,
+    )
 
 
 def _policy(spec: DeploymentSpec, output: Path) -> Policy:

@@ -37,14 +37,34 @@ def model_problems(model: ModelSpec) -> Iterator[str]:
     yield from (f"options.{problem}" for problem in _option_problems(model))
 
 
-def checkpoint_problems(model: ModelSpec, folder: Path) -> Iterator[str]:
-    """What is wrong with the files of a checkpoint folder that has a config.json; the emulated engine reads none."""
+def checkpoint_problems(model: ModelSpec, folder: Path, *, weights: bool = True) -> Iterator[str]:
+    """What is wrong with the files of a checkpoint folder that has a config.json; the emulated engine reads none.
+
+    Args:
+        weights: whether they have to be there.
+    """
     if model.engine not in ("torch", "tensorrt_llm"):
         return
-    problems = caught(lambda: stored_tensors(folder)) or caught(lambda: _refuse_unloadable(model, folder))
+    problems = caught(lambda: _refuse_weightless(model, folder)) if weights else caught(lambda: stored_tensors(folder))
+    problems = problems or caught(lambda: _refuse_unloadable(model, folder))
     yield from (f"checkpoint: {problem}" for problem in problems)
     if model.gpus and not problems:
         yield from _shape_problems(model, folder)
+
+
+def _refuse_weightless(model: ModelSpec, folder: Path) -> None:
+    """Raises ConfigError if no file has weights that the engine reads, or one that has is broken."""
+    pickled = [path.name for path in sorted(folder.glob("pytorch_model*.bin"))]
+    if stored_tensors(folder) or (pickled and model.engine == "torch"):
+        return
+    if pickled:
+        raise ConfigError(
+            f"{folder} has weights in {pickled[0]} only, which {model.engine} does not read; convert to safetensors"
+        )
+    raise ConfigError(
+        f"{folder} has a config.json and no weights; download them (model.safetensors, or the shards that its index "
+        "names), or build with --without-weights if they come later"
+    )
 
 
 def _refuse_unloadable(model: ModelSpec, folder: Path) -> None:

@@ -85,7 +85,7 @@ def end_ids(folder: Path) -> tuple[int, ...]:
     special_tokens_map.json calls `eos_token`.
 
     Raises:
-        ConfigError: a file names something else than token ids, or a token that the tokenizer does not have.
+        ConfigError: a file names something else than token ids, or a token that model or tokenizer do not have.
     """
     for name in ("generation_config.json", "config.json"):
         ids = _text_field(folder / name, "eos_token_id")
@@ -94,6 +94,12 @@ def end_ids(folder: Path) -> tuple[int, ...]:
         ids = ids if isinstance(ids, list) else [ids]
         if not all(isinstance(token_id, int) and not isinstance(token_id, bool) for token_id in ids):
             raise ConfigError(f"{folder / name}: eos_token_id is {json.dumps(ids)}; token ids are whole numbers")
+        beyond = [token_id for token_id in ids if token_id >= vocabulary_size(folder)]
+        if beyond:
+            raise ConfigError(
+                f"{folder / name}: eos_token_id is {beyond[0]}, which is no token of the model's "
+                f"{vocabulary_size(folder)}; correct it, or name the ids of the deployment (entry.end_ids)"
+            )
         return tuple(ids)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         token = read_json(folder / name).get("eos_token")

@@ -45,17 +45,18 @@ def check_same_tokenizer(
         compare_ends: whether the models have to end with the same ids; not if the deployment names them.
 
     Raises:
-        ConfigError: names the first entry that differs.
+        ConfigError: names the first entry that differs, or a folder whose end ids cannot be read.
     """
     (first, folder), *others = folders.items()
     reference = load_tokenizer(folder)
     compare_ends = compare_ends and not allow_special_tokens
+    ends = {name: end_ids(each) for name, each in folders.items()} if compare_ends else {}
     for name, other in others:
         tokenizer = load_tokenizer(other)
         limit = min(_size(reference), _size(tokenizer)) if allow_added_tokens else None
         difference = _difference(reference, tokenizer, limit, allow_special_tokens)
-        if difference is None and compare_ends and set(end_ids(other)) != set(end_ids(folder)):
-            difference = f"eos_token_id is {end_ids(folder)} and {end_ids(other)} (or name the ids: entry.end_ids)"
+        if difference is None and ends and set(ends[name]) != set(ends[first]):
+            difference = f"eos_token_id is {ends[first]} and {ends[name]} (or name the ids: entry.end_ids)"
         if difference is not None:
             raise ConfigError(
                 f"models {first!r} and {name!r} have different tokenizers: {difference}. Token ids travel between the "

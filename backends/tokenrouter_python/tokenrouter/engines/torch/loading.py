@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from tokenrouter.checkpoint import refuse_pointer
+from tokenrouter.checkpoint import read_json
 from tokenrouter.engines.torch import attention
 from tokenrouter.engines.torch.complete import check_complete, refuse_incomplete
 from tokenrouter.errors import ConfigError
@@ -57,21 +57,45 @@ def read_config(path: Path) -> Any:
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"{path} has no config.json; name a folder with a model in Hugging Face format")
-    refuse_pointer(path / "config.json")
+    content = read_json(path / "config.json")
     # Read by huggingface_hub when it is first imported; local_files_only below covers the case that it already was.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    # Likewise. It warns of what is refused here by name, and of what concerns nobody who serves a model.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     from transformers import AutoConfig
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
+    _refuse_unknown(path / "config.json", content)
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as exc:
-        raise ConfigError(f"cannot load a causal language model from {path}: {_first_line(exc)}") from exc
+        raise ConfigError(
+            f"{path / 'config.json'}: transformers makes no model of it ({_one_line(exc)}); correct it, or download it "
+            "again"
+        ) from exc
 
 
-def _first_line(exc: Exception) -> str:
-    return next(iter(str(exc).splitlines()), type(exc).__name__)
+def _refuse_unknown(path: Path, content: dict[str, Any]) -> None:
+    """Raises ConfigError for a model type that transformers does not have."""
+    from transformers import CONFIG_MAPPING, __version__
+
+    model_type = content.get("model_type")
+    if model_type in CONFIG_MAPPING:
+        return
+    own = (
+        " without the code that comes with the checkpoint (auto_map), which is never run"
+        if "auto_map" in content
+        else ""
+    )
+    raise ConfigError(
+        f"{path}: model_type is {model_type!r}, which transformers {__version__} does not know{own}; take a model that "
+        "it knows, or a release that knows the model"
+    )
+
+
+def _one_line(exc: Exception) -> str:
+    return " ".join(str(exc).split())[:300] or type(exc).__name__
 
 
 def position_limit(config: Any) -> int | None:
@@ -108,7 +132,7 @@ def load_model(path: Path, config: Any = None, *, dtype: torch.dtype | Literal["
             output_loading_info=True,
         )
     except Exception as exc:
-        raise ConfigError(f"cannot load a causal language model from {path}: {_first_line(exc)}") from exc
+        raise ConfigError(f"{path}: the weights cannot be loaded ({_one_line(exc)}); download them again") from exc
     refuse_incomplete(path, info)
     return model.to(device).eval().requires_grad_(False)
 
