@@ -13,7 +13,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY requirements/serve.lock requirements/
 COPY backends backends
 # hadolint ignore=DL3042,SC2086
-RUN python3 -m pip wheel --no-cache-dir ${PIP_ARGS} --constraint requirements/serve.lock --wheel-dir /wheels ".[openai]"
+RUN python3 -m pip wheel --no-cache-dir ${PIP_ARGS} --constraint requirements/serve.lock --wheel-dir /wheels ".[openai,otel]"
 
 FROM ${CPU_BASE} AS cpu
 # pip's options, e.g. where to find PyTorch's CPU build; the default index may give a CUDA build of several GB.

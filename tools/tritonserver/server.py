@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from tokenrouter import telemetry
 from tokenrouter.channel.unix import RUNTIME_DIR_VARIABLE
 from tokenrouter.direct_http import http_open, is_ok
 from tools.tritonserver import log
@@ -231,11 +232,19 @@ class TritonServer:
             f"--backend-config=python,shm-region-prefix-name={run_dir.memory_prefix}",
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={self.exit_timeout_s + _WIND_UP_S}",
+            *self._forwarding(),
             f"--http-restricted-api={RESTRICTED}:{HEADER}={self._key}",
             f"--grpc-restricted-protocol={RESTRICTED}:{HEADER}={self._key}",
             *addresses,
             *(f"--{kind}-port={port}" for kind, port in vars(self.ports).items()),
         ]
+
+    def _forwarding(self) -> list[str]:
+        """Headers of a trace reach the models only where spans are exported."""
+        if not telemetry.configured({**os.environ, **self.env}):
+            return []
+        pattern = f"(?i)^({'|'.join(telemetry.HEADERS)})$"
+        return [f"--{kind}-header-forward-pattern={pattern}" for kind in ("http", "grpc")]
 
     def _environment(self, installation: Installation, run_dir: RunDirectory) -> dict[str, str]:
         env = {"HF_HUB_OFFLINE": "1", **os.environ, RUNTIME_DIR_VARIABLE: str(run_dir.channel)}

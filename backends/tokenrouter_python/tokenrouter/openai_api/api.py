@@ -87,6 +87,7 @@ def _begin(
         deployment=_deployment(request),
         max_tokens=max_tokens,
         log_probs=log_probs,
+        headers=request.headers,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from tokenrouter.openai_api.errors import timed_out
 from tokenrouter.openai_api.requests import GenerationFields
 from tokenrouter.openai_api.tokens import Piece, PieceStream
 from tokenrouter.openai_api.triton import Triton
+from tokenrouter.telemetry import HEADERS
 
 _SEEDS = 2**64
 
@@ -33,6 +34,7 @@ class ResponseStream:
     prompt: Sequence[int]
     fields: dict[str, Any]
     stop: Sequence[str]
+    parameters: Mapping[str, str] = field(default_factory=dict)
     completion_tokens: int = 0
     finish_reason: str = ""
     totals: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class ResponseStream:
             ApiError: Triton or the model refused or failed, or time ran out.
         """
         stream = PieceStream(self.deployment.tokenizer, self.prompt, self.stop)
-        deltas = self.triton.generate(self.target.model, **self.fields)
+        deltas = self.triton.generate(self.target.model, self.parameters, **self.fields)
         try:
             async for delta in deltas:
                 self.completion_tokens += len(delta.tokens)
@@ -68,8 +70,12 @@ def begin(
     deployment: Deployment,
     max_tokens: int,
     log_probs: bool,
+    headers: Mapping[str, str],
 ) -> ResponseStream:
     """The response to one prompt; nothing is sent before its pieces are asked for.
+
+    Args:
+        headers: of the HTTP request; those of a trace go with it.
 
     Raises:
         ApiError: 404, the model is not served here.
@@ -93,4 +99,5 @@ def begin(
         params = None if request.policy_params is None else json.dumps(request.policy_params)
         fields |= {"policy": target.policy or request.policy, "policy_params": params}
         fields |= {"return_routing": True if request.return_routing else None, "speculation": request.speculation}
-    return ResponseStream(triton, deployment, target, prompt, fields, request.stop_words)
+    trace = {name: headers[name] for name in HEADERS if name in headers}
+    return ResponseStream(triton, deployment, target, prompt, fields, request.stop_words, trace)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +51,12 @@ class Triton:
         except InferenceServerException:
             return models
 
-    async def generate(self, model: str, **fields: Any) -> AsyncIterator[Delta]:
+    async def generate(self, model: str, parameters: Mapping[str, str], **fields: Any) -> AsyncIterator[Delta]:
         """Streams one response. Leaving the iterator cancels the request.
 
         Args:
             model: Triton's name of the model.
+            parameters: of the request, beside its tensors.
             fields: input tensors by name; None is left out.
 
         Raises:
@@ -71,6 +72,7 @@ class Triton:
                 "model_name": model,
                 "inputs": [infer_input(name, value) for name, value in {**given, "stream": True}.items()],
                 "outputs": [grpcclient.InferRequestedOutput(name) for name in outputs],
+                "parameters": dict(parameters),
             }
 
         call = self._client.stream_infer(requests(), headers=_STATUS_HEADER)

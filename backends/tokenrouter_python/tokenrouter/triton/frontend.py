@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from tokenrouter import telemetry
 from tokenrouter.assembly import Entry
 from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
 from tokenrouter.errors import InvalidRequest, RequestCancelled, RouterError, contained
@@ -26,7 +27,7 @@ from tokenrouter.triton.reading import SMALL_BYTES, ReadingPool
 from tokenrouter.triton.recorder import Recorder
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import Input, check_sizes, read_inputs, read_parameters, size_of
+from tokenrouter.triton.tensors import CallParameters, Input, check_sizes, read_inputs, read_parameters, size_of
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver
@@ -36,12 +37,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One request of Triton's: whom to answer, its id, when it came, and its own time-out."""
+    """One request of Triton's: whom to answer, its id, when it came, its own time-out, and its caller's span."""
 
     reply: TritonReply
     request_id: str
     arrived_ns: int
     timeout_us: int
+    trace: Any = None
 
 
 # How long Triton may take to accept the last answers of a process that ends itself.
@@ -94,6 +96,9 @@ class Frontend:
         self._reading = ReadingPool(name)
         self._responder: Responder[TritonReply] = Responder(name, self._loop.cancel)
         self._recorder = Recorder(name, self._loop, subserver)
+        self._telemetry = telemetry.from_environment(name)
+        if self._telemetry is not None:
+            orchestrator.trails.traced = self._telemetry.export
         self._loop.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -112,7 +117,7 @@ class Frontend:
             self._recorder.start(reply, parameters.timeline_ms)
             return
         timeout_us = parameters.timeout_us or int(request.timeout())
-        call = _Call(reply, request.request_id(), arrived_ns, timeout_us)
+        call = _Call(reply, request.request_id(), arrived_ns, timeout_us, self._caller(parameters))
         tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
         size = size_of(tensors)
         if size <= SMALL_BYTES:
@@ -122,6 +127,12 @@ class Frontend:
         # Numbers lie in memory that Triton takes back when this thread returns to it.
         tensors = {name: array if array.dtype == np.object_ else array.copy() for name, array in tensors.items()}
         self._later(call, size, partial(self._read, call, tensors))
+
+    def _caller(self, parameters: CallParameters) -> Any:
+        """The span for which the request's own are exported, or None."""
+        if self._telemetry is None or not parameters.traceparent:
+            return None
+        return self._telemetry.caller(parameters.traceparent, parameters.tracestate)
 
     def _read(self, call: _Call, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
         """From tensors to a request; one whose policy has to be loaded waits for that elsewhere."""
@@ -133,6 +144,8 @@ class Frontend:
         if fields.stream and not self._decoupled:
             raise InvalidRequest("stream is true, but this model is not decoupled and gives one response: leave it out")
         built = builder.build(fields, timeout_ns=self._timeout_ns(call.timeout_us, fields.priority))
+        if call.trace is not None:
+            built = replace(built, trace=call.trace)
         call.reply.accept(form, stream=built.stream, prompt=built.prompt, prompt_ids=built.tokens)
         self._by_id[call.request_id] = call.reply
         if self._orchestrator.knows(built.policy):
@@ -207,3 +220,5 @@ class Frontend:
         self._recorder.stop()
         self._loop.stop()
         self._responder.stop(within_s=within_s)
+        if self._telemetry is not None:
+            self._telemetry.stop()
