@@ -167,9 +167,11 @@ def test_writers_and_policy(client: OpenAI) -> None:
     assert routing["seed"] == 2**64 - 1
     assert routing["tokens"] == {name: routing["writers"].count(name) for name in ("small", "large")}
     named = client.completions.create(
-        model="tokenrouter:random", prompt="a", max_tokens=1, extra_body={"return_routing": True}
+        model="tokenrouter:random", prompt="a", max_tokens=1, extra_body={"explain": True}
     )
-    assert named.choices[0].to_dict()["routing"]["policy"] == "random"  # type: ignore[index,call-overload]
+    explained: Any = named.choices[0].to_dict()["routing"]
+    assert explained["policy"] == "random"
+    assert explained["decisions"][1]["measures"][0]["name"] == "u"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 from typer.testing import CliRunner
 
 from tests.support.grpc_calls import GrpcStream, grpc_stream, unary
-from tests.support.http_calls import answer, generate, stream
+from tests.support.http_calls import answer, generate, refusal, stream
 from tests.support.repositories import END_ID
 from tests.support.waiting import until, wait_idle
 from tokenrouter.cli import app as cli
@@ -160,6 +160,22 @@ def test_routing_adds_up(shared: TritonServer, model: str, wants_stream: bool) -
     assert total["handoffs"] == 19
     assert (total["policy"], total["seed"]) == ("scripted", 7)
     assert not any("tokens" in message.routing for message in data[:-1])
+
+
+@pytest.mark.parametrize("speculation", [False, True])
+def test_a_response_explains_itself(shared: TritonServer, speculation: bool) -> None:
+    body = {"text_input": "x" * 20, "max_tokens": 20, "policy": "random", "policy_params": '{"p": 0.4}', "seed": 3}
+    routing = json.loads(answer(shared, **body, explain=True, speculation=speculation)["routing"])
+    entry, *decisions = routing["decisions"]
+    assert (entry["why"], entry["target"]) == ("entry", "small")
+    kept = [each for each in decisions if each["kept"]]
+    writers = [run["model"] for run in routing["runs"] for _ in range(run["start"], run["end"])]
+    assert [each["model"] for each in kept] == writers
+    assert "".join(each["text"] for each in kept) == "x" * 20
+    draws = [each for each in decisions if each["model"] == "small"]
+    assert all((each["measures"][0]["value"] < 0.4) == (each["target"] == "large") for each in draws)
+    assert "decisions" not in json.loads(answer(shared, **body, return_routing=True)["routing"])
+    assert "unknown field 'explain'" in refusal(shared, "small", text_input="x", max_tokens=1, explain=True)[1]
 
 
 @pytest.mark.parametrize("wants_stream", [True, False])

@@ -1,7 +1,8 @@
-"""The command line: `tokenrouter generate "..."`, `tokenrouter top`, `tokenrouter timeline`."""
+"""The command line: `tokenrouter generate "..."`, `explain`, `top`, `timeline`."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -61,6 +62,44 @@ def generate(
         _print(pieces, stream=stream)
     except RouterError as exc:
         raise _refused(exc) from exc
+
+
+@app.command()
+def explain(
+    prompt: Annotated[str, typer.Argument(help="The prompt.")],
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of the response, at most 4096.")] = 64,
+    policy: Annotated[str | None, typer.Option(help="Routing policy; default: the deployment's.")] = None,
+    policy_params: Annotated[str | None, typer.Option(help="The policy's parameters as JSON.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed; default: a random one, printed.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the response's `routing`.")] = False,
+    url: Annotated[str, typer.Option(help="Triton's gRPC endpoint.")] = "127.0.0.1:8001",
+    model: Annotated[str, typer.Option(help="Name of the entry model.")] = "tokenrouter",
+    offline: Annotated[Path | None, typer.Option(help="Run this model repository here, without a server.")] = None,
+) -> None:
+    """Prints why each token of one response was handed over: what the policy saw beside its threshold."""
+    from tokenrouter.explanation import table
+
+    given: dict[str, Any] = {"temperature": temperature, "seed": seed, "policy": policy, "policy_params": policy_params}
+    fields = {name: value for name, value in given.items() if value is not None}
+    fields |= {"max_tokens": max_tokens, "explain": True}
+    texts: list[str] = []
+    totals: dict[str, Any] = {}
+    try:
+        for text, _, _, last in (
+            _offline(offline, model, prompt, fields) if offline else _server(url, model, prompt, fields)
+        ):
+            texts.append(text)
+            totals = last or totals
+    except RouterError as exc:
+        raise _refused(exc) from exc
+    if as_json:
+        typer.echo(json.dumps(totals))
+        return
+    console = Console(highlight=False)
+    console.print(Text("".join(texts)))
+    console.print(table(totals.get("decisions", ())))
+    console.print(Text(f"policy {totals.get('policy', '?')}, seed {totals.get('seed', '?')}", style="dim"))
 
 
 @app.command()

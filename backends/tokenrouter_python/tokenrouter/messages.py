@@ -117,6 +117,43 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
     oldest: Natural = 0
 
 
+class Measure(msgspec.Struct, frozen=True, array_like=True):
+    """What a policy looked at: the request leaves if ``value relation threshold``.
+
+    A draw `u` is beside the bound below which it has to lie for the model that was drawn.
+
+    Attributes:
+        relation: ``>=``, ``>``, ``<`` or ``<=``.
+    """
+
+    name: str
+    value: float
+    relation: str
+    threshold: float
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """Why a request went where it went after a position, for those that ask.
+
+    Attributes:
+        position: index in the response.
+        token: that was sampled there; -1 before the first one.
+        model: that sampled it; "" before the first one.
+        target: who goes on.
+        kept: whether the token was committed.
+        why: ``policy``, ``visit limit``, or ``entry`` before the first token.
+        measures: what the policy looked at; none if it does not say.
+    """
+
+    position: int
+    token: int
+    model: str
+    target: str
+    kept: bool
+    why: str
+    measures: tuple[Measure, ...] = ()
+
+
 class Guess(msgspec.Struct, frozen=True, array_like=True):
     """A token that the small model sampled at a position where its policy left, or behind one, until it is confirmed.
 
@@ -124,11 +161,13 @@ class Guess(msgspec.Struct, frozen=True, array_like=True):
         token: its id.
         left: whether the policy left here, so that the large model writes this position.
         log_prob: of the token under the small model, if asked for.
+        decision: why, if asked for.
     """
 
     token: TokenId
     left: bool
     log_prob: float | None = None
+    decision: Decision | None = None
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -146,6 +185,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
         left_ns: when it left there (CLOCK_MONOTONIC, ns), or 0.
         depth: most guesses that this model may hold of the request when its policy leaves; 0 = it waits then.
         guesses: to check, from the position behind `tokens` on; the first one is where the small model left.
+        explain: whether decisions are reported.
     """
 
     request: Natural
@@ -161,6 +201,7 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=2):
     left_ns: Natural = 0
     depth: Natural = 0
     guesses: list[Guess] = []
+    explain: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what could not be served within its own lease, where it would fail others of its step."""
@@ -293,6 +334,7 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
             compared with what the target writes; with AHEAD those behind it.
         returned: of each of `tokens`, whether the policy handed back to the small model behind it, where guesses were
             checked. What the small model wrote in between is not among `tokens`: it is what it guessed.
+        decisions: of each of `tokens`, and of one that was discarded behind them, if asked for.
     """
 
     request: Natural
@@ -305,6 +347,7 @@ class ReportRow(msgspec.Struct, frozen=True, array_like=True):
     error: tuple[str, str] | None = None
     guesses: list[Guess] | None = None
     returned: list[bool] | None = None
+    decisions: list[Decision] | None = None
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=17):

@@ -17,6 +17,7 @@ from tokenrouter.tokenization import decode_prompt, encode_prompt, largest_id, s
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
+MOST_EXPLAINED = 4096
 
 
 # Numbers of ids of all words together.
@@ -136,6 +137,7 @@ class RequestFields:
     policy_params: str | Mapping[str, Any] | None = None
     priority: int | None = None
     speculation: bool | None = None
+    explain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ class GenerationRequest:
         timeout_ns: the request ends this long after its arrival, or None.
         priority: level in the entry queue, 1 first; 0 = the deployment's default.
         speculation: whether its small model may go ahead of the large one; None = as the deployment says.
+        explain: whether the response says why it was handed over, for every token.
         trace: the caller's span, for which what becomes of the request is exported; None = for nobody.
     """
 
@@ -165,6 +168,7 @@ class GenerationRequest:
     timeout_ns: int | None = None
     priority: int = 0
     speculation: bool | None = None
+    explain: bool = False
     trace: Any = None
 
 
@@ -210,6 +214,7 @@ class RequestBuilder:
             timeout_ns=timeout_ns,
             priority=fields.priority or 0,
             speculation=fields.speculation,
+            explain=self._explains(fields),
         )
 
     def _prompt(self, fields: RequestFields) -> tuple[str, list[int]]:
@@ -237,6 +242,15 @@ class RequestBuilder:
                 f"[0, {self.vocab_size})"
             )
         return fields.text_input, tokens
+
+    def _explains(self, fields: RequestFields) -> bool:
+        """An explanation is kept until the end, so a response that has one is short."""
+        limit = self.defaults.max_tokens if fields.max_tokens is None else fields.max_tokens
+        if fields.explain and limit is not None and limit > MOST_EXPLAINED:
+            raise InvalidRequest(
+                f"explain is true, and max_tokens is {limit}: at most {MOST_EXPLAINED} tokens are explained; lower it"
+            )
+        return fields.explain
 
     def _check_ids(self, tokens: Sequence[int]) -> None:
         if not tokens:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenrouter.errors import RouterError
+from tokenrouter.messages import Decision
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Result:
         arrived_ns, started_ns, first_token_ns, last_token_ns: CLOCK_MONOTONIC.
         discards: hand-offs at which the small model's token was discarded, by policies whose small model may go ahead.
         agreed: at how many of them the large model wrote the discarded token.
+        decisions: why each token was handed over or not, in order, if asked for; `sampled` is the text of its token.
     """
 
     text: str
@@ -55,11 +57,13 @@ class Result:
     last_token_ns: int
     discards: int = 0
     agreed: int = 0
+    decisions: list[Decision] | None = None
+    sampled: list[str] = field(default_factory=list)
 
     def totals(self) -> dict[str, Any]:
         """Who wrote how much, as clients are told: `tokens` by model, `handoffs`, `policy`, `seed`, `emulated`.
 
-        And `discards` and `agreed`, if there was anything to compare.
+        And `discards` and `agreed`, if there was anything to compare, and `decisions`, if asked for.
         """
         totals: dict[str, Any] = {
             "tokens": self.tokens_by_model,
@@ -69,7 +73,16 @@ class Result:
         }
         if self.discards:
             totals |= {"discards": self.discards, "agreed": self.agreed}
+        if self.decisions is not None:
+            totals["decisions"] = [_plain(*each) for each in zip(self.decisions, self.sampled, strict=True)]
         return {**totals, "emulated": True} if self.emulated else totals
+
+
+def _plain(decision: Decision, text: str) -> dict[str, Any]:
+    """A decision as clients are told."""
+    fields = {name: getattr(decision, name) for name in decision.__struct_fields__}
+    named = [{name: getattr(measure, name) for name in measure.__struct_fields__} for measure in decision.measures]
+    return {**fields, "text": text, "measures": named}
 
 
 @dataclass(slots=True)

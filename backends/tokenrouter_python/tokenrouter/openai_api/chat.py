@@ -57,12 +57,12 @@ class ChatAnswer:
         extras: dict[str, Any] = {}
         if self.request.logprobs:
             extras["logprobs"] = ChoiceLogprobs(content=self._log_probs(pieces)).model_dump()
-        if self.request.return_routing:
+        if self.request.routed:
             extras["routing"] = routing_of(pieces)
         return extras
 
     def _totals(self, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
-        if not self.request.return_routing:
+        if not self.request.routed:
             return {}
         return {"routing": {**routing_of(pieces), **self.response.totals}}
 

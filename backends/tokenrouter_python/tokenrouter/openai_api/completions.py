@@ -72,12 +72,12 @@ class Answer:
         extras: dict[str, Any] = {}
         if self.request.logprobs is not None:
             extras["logprobs"] = self._log_probs(pieces, offset).model_dump()
-        if self.request.return_routing:
+        if self.request.routed:
             extras["routing"] = routing_of(pieces)
         return extras
 
     def _totals(self, response: ResponseStream, pieces: Sequence[Piece] = ()) -> dict[str, Any]:
-        if not self.request.return_routing:
+        if not self.request.routed:
             return {}
         return {"routing": {**routing_of(pieces), **response.totals}}
 

@@ -2,7 +2,8 @@
 
 Ranges are those of OpenAI's description; a value out of range is answered 422, as FastAPI does. Fields that ask for
 something that is not offered are refused with 400 by `refuse_unsupported`; unknown fields are ignored. `min_tokens`
-and `ignore_eos` are vLLM's and NVIDIA's; `policy`, `policy_params`, `speculation` and `return_routing` are ours.
+and `ignore_eos` are vLLM's and NVIDIA's; `policy`, `policy_params`, `speculation`, `return_routing` and
+`explain` are ours.
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ class GenerationFields(BaseModel):
     policy_params: dict[str, Any] | None = None
     speculation: bool | None = None
     return_routing: bool = False
+    explain: bool = False
 
     @property
     def stop_words(self) -> list[str]:
         words = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [word for word in words if word]
+
+    @property
+    def routed(self) -> bool:
+        """Whether choices have `routing`."""
+        return self.return_routing or self.explain
 
     @property
     def include_usage(self) -> bool:

@@ -98,6 +98,7 @@ def begin(
     if target.model == deployment.entry:
         params = None if request.policy_params is None else json.dumps(request.policy_params)
         fields |= {"policy": target.policy or request.policy, "policy_params": params}
-        fields |= {"return_routing": True if request.return_routing else None, "speculation": request.speculation}
+        fields |= {"return_routing": request.routed or None, "speculation": request.speculation}
+        fields |= {"explain": request.explain or None}
     trace = {name: headers[name] for name in HEADERS if name in headers}
     return ResponseStream(triton, deployment, target, prompt, fields, request.stop_words, trace)

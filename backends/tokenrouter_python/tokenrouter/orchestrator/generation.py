@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenrouter.errors import PolicyFailed, RouterError, assert_never, contained
-from tokenrouter.messages import Guess, Open, Outcome, Resume
+from tokenrouter.messages import Decision, Guess, Measure, Open, Outcome, Resume
 from tokenrouter.orchestrator.lifecycle import AnyEvent, State, after
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies.base import EntryRequest, Policy
@@ -49,10 +49,11 @@ class Visits:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How a request goes: what routes it, and the model that writes first."""
+    """How a request goes: what routes it, the model that writes first, and what was looked at for that, if asked."""
 
     policy: Policy
     first: str
+    measures: tuple[Measure, ...] = ()
 
 
 def find_route(request: GenerationRequest, policy: Policy) -> Route:
@@ -63,8 +64,10 @@ def find_route(request: GenerationRequest, policy: Policy) -> Route:
     """
     name = request.policy.name
     try:
-        first = policy.entry(EntryRequest(request.prompt, request.tokens, request.sampling.seed))
+        asked = EntryRequest(request.prompt, request.tokens, request.sampling.seed)
+        first = policy.entry(asked)
         known = first in policy.visited()
+        measures = tuple(policy.explain_entry(asked)) if request.explain else ()
     except RouterError:
         raise
     except BaseException as exc:
@@ -72,7 +75,7 @@ def find_route(request: GenerationRequest, policy: Policy) -> Route:
         raise PolicyFailed(f"policy {name!r}, entry: {type(error).__name__}: {error}") from exc
     if not known:
         raise PolicyFailed(f"policy {name!r}, entry: {first!r} is not among the models it visits")
-    return Route(policy, first)
+    return Route(policy, first, measures)
 
 
 @dataclass(slots=True)
@@ -134,6 +137,7 @@ class Generation:
         emulated: whether one of the models is not real.
         limit_ns: the deployment ends it then, with an error; None = no limit.
         follower: keeps its trail; None = nobody wants it.
+        decisions: why it went where it went, if it asks.
     """
 
     key: int
@@ -156,6 +160,7 @@ class Generation:
     emulated: bool = False
     limit_ns: int | None = None
     follower: Follower | None = None
+    decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.models = self.policy.visited()
@@ -238,6 +243,7 @@ class Generation:
                 left_ns=left_ns,
                 depth=visits.depth,
                 guesses=guesses,
+                explain=self.request.explain,
             )
         return Resume(
             request=self.key,
@@ -288,6 +294,11 @@ class Generation:
             return Outcome.STOP
         return Outcome.LENGTH if len(tokens) >= sampling.max_tokens else None
 
+    def _explained(self) -> list[Decision]:
+        """Decisions about what is in the response; a stop word may have cut it."""
+        end = len(self.transcript.tokens)
+        return [decision for decision in self.decisions if decision.position < end]
+
     def hand_off(self, statistics: OrchestratorStatistics) -> None:
         """The request changed the model."""
         self.visits.handoffs += 1
@@ -302,6 +313,7 @@ class Generation:
     def result(self, reason: str) -> Result:
         """The finished response."""
         transcript = self.transcript
+        decisions = self._explained() if self.request.explain else []
         return Result(
             text=transcript.text,
             tokens=transcript.tokens,
@@ -312,6 +324,8 @@ class Generation:
             handoffs=self.visits.handoffs,
             discards=self.discards,
             agreed=self.agreed,
+            decisions=decisions if self.request.explain else None,
+            sampled=transcript.texts(decision.token for decision in decisions) if decisions else [],
             kv_blocks=self.reserved,
             seed=self.request.sampling.seed,
             policy=self.request.policy.name,

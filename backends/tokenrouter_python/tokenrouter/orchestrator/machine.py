@@ -46,6 +46,7 @@ from tokenrouter.errors import (
 )
 from tokenrouter.messages import (
     Close,
+    Decision,
     InFlight,
     ModelInfo,
     Open,
@@ -232,6 +233,9 @@ class Orchestrator(Speculating):
             self._next_key, request, route.policy, arrived_ns, transcript, route.first, limit_ns=limit_ns
         )
         generation.speculates = self.speculation.admits(request, route.policy)
+        if request.explain:
+            self.speculation.check_explained(request, route.policy)
+            generation.decisions.append(Decision(0, -1, "", route.first, False, "entry", route.measures))
         if error := self._admission.misfit(generation):
             raise error
         give_up_ns = self._admission.queue.push(
@@ -443,6 +447,7 @@ class Orchestrator(Speculating):
                 return
             update = None
         else:
+            generation.decisions += row.decisions or []
             update = self._commit(generation, row, now_ns) if row.tokens else None
         outcome = Outcome.STOP if generation.transcript.stopped else row.outcome
         if update is not None and generation.request.stream and outcome not in FINISH_REASONS:

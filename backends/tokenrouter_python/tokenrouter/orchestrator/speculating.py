@@ -84,6 +84,13 @@ class Eligibility:
             self._tell_once(why_not)
         return not why_not
 
+    def check_explained(self, request: GenerationRequest, policy: Policy) -> None:
+        """Raises InvalidRequest if a request asks why, and a model decides where nobody can look."""
+        if request.explain and (plain := self._plain_models.intersection(policy.models)):
+            raise InvalidRequest(
+                f"explain is true, but the engine of model {min(plain)!r} owns its decoding loop: leave explain out"
+            )
+
     def depth(self, generation: Generation) -> int:
         """Most guesses that the small model may hold in its next visit."""
         if not generation.speculates or not self._plain_models.isdisjoint(generation.policy.models):
@@ -185,6 +192,7 @@ class Speculating(ABC):
         fate = (Fate.CONFIRMED if walk.back else Fate.CHECKED) if holds else Fate.ROLLED_BACK
         self._settle(generation, ahead, length, fate, walk)
         if astray:
+            generation.decisions += (row.decisions or [])[len(row.tokens) :]
             return True
         generation.happens(Outcome.LEAVE if walk.back else Outcome.STAY)
         if walk.back:

@@ -40,6 +40,7 @@ class Transcript:
         self._min_tokens = request.sampling.min_tokens
         self._stop = StopWords(request.stop_words)
         self._text = TextStream(tokenizer, request.tokens)
+        self._tokenizer = tokenizer
         self._parts: list[str] = []
         self._unwritten: list[Update] = []
 
@@ -97,6 +98,12 @@ class Transcript:
         update = update or Update(self._key)
         update.text += rest
         return update
+
+    def texts(self, tokens: Iterable[int]) -> list[str]:
+        """The text of each token by itself; "" of one below 0."""
+        return self._tokenizer.decode_batch(
+            [[token] if token >= 0 else [] for token in tokens], skip_special_tokens=False
+        )
 
     def tokens_by_model(self, models: Iterable[str]) -> dict[str, int]:
         """Tokens that each of these models wrote."""

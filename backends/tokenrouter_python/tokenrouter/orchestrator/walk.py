@@ -52,7 +52,9 @@ class Walk:
         large = self._generation.visits.at
         returned = row.returned or [row.outcome == Outcome.LEAVE] * len(row.tokens)
         values = row.log_probs or []
+        decisions = row.decisions or []
         for i, (token, back) in enumerate(zip(row.tokens, returned, strict=True)):
+            self._generation.decisions += decisions[i : i + 1]
             self._decided(large, token, values[i : i + 1])
             if self.ended is not None:
                 return
@@ -75,11 +77,14 @@ class Walk:
         while ahead.guesses and not ahead.guesses[0].left:
             run.append(ahead.guesses.popleft())
         if run:
+            self._generation.decisions += [guess.decision for guess in run if guess.decision is not None]
             values = [guess.log_prob for guess in run if guess.log_prob is not None]
             self.wrote += self._commit(ahead.leader, [guess.token for guess in run], values)
             self._agreement.confirmed += len(run)
         if ahead.guesses and self.ended is None:
             self._generation.hand_off(self._statistics)
+            if (why := ahead.guesses[0].decision) is not None:
+                self._generation.decisions.append(why)
             self.left += 1
             self.back = False
             ahead.entered = True

@@ -49,6 +49,7 @@ import msgspec
 import numpy.typing as npt
 
 from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.messages import Measure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -321,6 +322,17 @@ class Policy(InsideEngine):
         Names, or indices into `models`, or for two models Booleans (True = leave). Default: everybody stays.
         """
         return [batch.model] * len(batch)
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """What `route` is going to look at, per row: values beside thresholds. Changes nothing. Default: nothing.
+
+        Asked before `route`, and only for requests that want to be explained; `explaining` helps to write it.
+        """
+        return [()] * len(batch)
+
+    def explain_entry(self, request: EntryRequest) -> Sequence[Measure]:
+        """Likewise for `entry`."""
+        return ()
 
     def remembers(self, model: str) -> bool:
         """Whether `route` at `model` puts into `Row.state` what cannot be had again from the tokens. Default: no.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tokenrouter.errors import PolicyFailed
-from tokenrouter.messages import copy_state
+from tokenrouter.messages import Measure, copy_state
 from tokenrouter.policies.base import Handoff, Policy, RouteBatch, Visit, destination_names
 
 if TYPE_CHECKING:
@@ -57,6 +57,15 @@ def route(policy: Policy, batch: RouteBatch) -> list[str]:
     """The model that goes on, per row."""
     with policy_errors(policy, "route"):
         return destination_names(policy.route(batch), batch, policy.models)
+
+
+def explain(policy: Policy, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+    """What the policy looks at, per row."""
+    with policy_errors(policy, "explain"):
+        found = policy.explain(batch)
+        if len(found) != len(batch):
+            raise PolicyFailed(f"explain returned {len(found)} entries for {len(batch)} requests")
+        return found
 
 
 def kept_state(sequence: ModelSequence) -> dict[str, Any] | None:

@@ -7,14 +7,19 @@ token is discarded, the large model writes exactly one. Source: aiming-lab/CITER
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenrouter.errors import InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.explaining import measured
 from tokenrouter.policies.one_token import LearnedOneToken
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tokenrouter.policies.checkpoints.citer import CiterNetwork
 
 
@@ -51,5 +56,17 @@ class Citer(LearnedOneToken):
 
     def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""
+        score, threshold = self._score(batch)
+        return score < threshold
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The score, at the small model."""
+        if batch.model != self.models[0]:
+            return super().explain(batch)
+        score, threshold = self._score(batch)
+        return measured("score", score, "<", threshold)
+
+    def _score(self, batch: RouteBatch) -> tuple[Tensor, float]:
+        """[B] the score, and what it has to reach."""
         network: CiterNetwork = self.network(str(batch.logits.device))
-        return network.score(self.hidden(batch, network)) < self.threshold(network.threshold)
+        return network.score(self.hidden(batch, network)), self.threshold(network.threshold)

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.explaining import measured
 from tokenrouter.policies.one_token import LearnedOneToken
 
 if TYPE_CHECKING:
@@ -108,11 +110,23 @@ class CoLLM(LearnedOneToken):
 
     def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""
+        deferral, thresholds = self._deferral(batch)
+        return deferral > thresholds
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The deferral probability, at the small model."""
+        if batch.model != self.models[0]:
+            return super().explain(batch)
+        deferral, thresholds = self._deferral(batch)
+        return measured("d", deferral, ">", thresholds)
+
+    def _deferral(self, batch: RouteBatch) -> tuple[Tensor, float | Tensor]:
+        """[B] the deferral probability, and what it has to exceed."""
         if not self.uses_checkpoint():
             column = self._column(batch.logits.shape[-1])
-            return batch.logits[:, column].sigmoid() > self._thresholds(batch, None)
+            return batch.logits[:, column].sigmoid(), self._thresholds(batch, None)
         row: DeferralRow = self.network(str(batch.logits.device))
-        return row.probability(self.hidden(batch, row)) > self._thresholds(batch, row.threshold)
+        return row.probability(self.hidden(batch, row)), self._thresholds(batch, row.threshold)
 
     def _thresholds(self, batch: RouteBatch, stored: float | None) -> float | Tensor:
         """One threshold, or [B] of them during the warm-up."""

@@ -20,7 +20,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from tokenrouter.errors import InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row, Visit
+from tokenrouter.policies.explaining import measured
 from tokenrouter.policies.measures import entropy
 
 if TYPE_CHECKING:
@@ -92,6 +94,15 @@ class GlimpRouter(Policy):
             return [batch.model] * len(batch)
         tokens: list[int] = batch.tokens.tolist()
         return [self._after_large(row, token) for row, token in zip(batch.rows, tokens, strict=True)]
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The glimpse's entropy, for rows at the start of a step; within one there is nothing to look at."""
+        found: list[Sequence[Measure]] = [()] * len(batch)
+        starts = [row.state.get("start", 0) == row.position for row in batch.rows]
+        if batch.model == self.models[0] and any(starts):
+            glimpsed = measured("entropy", self._entropy(batch.logits), ">=", self.params.threshold)
+            found = [measures if start else () for measures, start in zip(glimpsed, starts, strict=True)]
+        return found
 
     def send(self, row: Row, target: str) -> Handoff:
         """The glimpsed token of a step for the large model is discarded; every other token is kept."""

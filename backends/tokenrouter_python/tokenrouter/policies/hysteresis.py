@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tokenrouter.messages import Measure
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -46,6 +48,10 @@ class Rule(Protocol):
         """The memory behind a position with these signals; its `large` is the decision on that position's token."""
         ...
 
+    def measures(self, memory: Memory, signals: Sequence[float]) -> list[Measure]:
+        """What decides on that position, beside its threshold."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
@@ -67,6 +73,11 @@ class Momentum:
         momentum = self.factor * old + (1 - self.factor) * (1.0 if simple else 0.0)
         return Memory(momentum <= (self.to_small if memory.large else self.to_large), (momentum,))
 
+    def measures(self, memory: Memory, signals: Sequence[float]) -> list[Measure]:
+        """The momentum."""
+        bound = self.to_small if memory.large else self.to_large
+        return [Measure("momentum", self.after(memory, signals).values[0], "<=", bound)]
+
 
 @dataclass(frozen=True, slots=True)
 class Rolling:
@@ -77,12 +88,14 @@ class Rolling:
         complex: from the signals of a position, whether the small model's token is not simple.
         mean_is_complex: of the window's mean; the signal that is averaged is the first one.
         counts_first: whether the window begins with the position at which the small model was left, or behind it.
+        limits: name and threshold of each signal.
     """
 
     window: int
     complex: Callable[[Sequence[float]], bool]
     mean_is_complex: Callable[[np.float32], bool]
     counts_first: bool
+    limits: tuple[tuple[str, float], ...]
 
     def after(self, memory: Memory, signals: Sequence[float]) -> Memory:
         """Signals: what `complex` takes."""
@@ -93,6 +106,14 @@ class Rolling:
             values = (*memory.values, signals[0])[-self.window :]
             large = self.mean_is_complex(_mean(values))
         return Memory(large, values if large else ())
+
+    def measures(self, memory: Memory, signals: Sequence[float]) -> list[Measure]:
+        """The signals where the small model wrote last, else the window's mean."""
+        if not memory.large:
+            pairs = zip(self.limits, signals, strict=True)
+            return [Measure(name, float(value), ">=", limit) for (name, limit), value in pairs]
+        (name, limit), values = self.limits[0], (*memory.values, signals[0])[-self.window :]
+        return [Measure(f"mean {name}", float(_mean(values)), ">=", limit)]
 
 
 def rolling(threshold: float, entropy_threshold: float, window: int) -> Rolling:
@@ -106,26 +127,28 @@ def rolling(threshold: float, entropy_threshold: float, window: int) -> Rolling:
         complex=lambda signals: not (np.float32(signals[0]) < limit or np.float32(signals[1]) < other),
         mean_is_complex=lambda mean: bool(mean >= limit),
         counts_first=True,
+        limits=(("aleatoric", threshold), ("entropy", entropy_threshold)),
     )
 
 
 def duo_rolling(threshold: float, window: int) -> Rolling:
     """DuoRollingWindowSwitching: simple iff aleatoric < threshold. Its window of the small model decides nothing."""
-    return _below(threshold, window, counts_first=False)
+    return _below(threshold, window, counts_first=False, name="aleatoric")
 
 
 def neural_rolling(threshold: float, window: int) -> Rolling:
     """NeuralRollingWindowSwitching: simple iff p(divergent) < threshold."""
-    return _below(threshold, window, counts_first=True)
+    return _below(threshold, window, counts_first=True, name="p")
 
 
-def _below(threshold: float, window: int, *, counts_first: bool) -> Rolling:
+def _below(threshold: float, window: int, *, counts_first: bool, name: str) -> Rolling:
     limit = np.float32(threshold)
     return Rolling(
         window,
         complex=lambda signals: not np.float32(signals[0]) < limit,
         mean_is_complex=lambda mean: not mean < limit,
         counts_first=counts_first,
+        limits=((name, threshold),),
     )
 
 

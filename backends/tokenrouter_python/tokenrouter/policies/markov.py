@@ -9,7 +9,7 @@ moves that commit nothing is accepted; so all draws of a request are independent
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 import msgspec
@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.errors import InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, EntryRequest, Handoff, Policy, PolicyParams, RouteBatch, Row
+from tokenrouter.policies.explaining import measured
 from tokenrouter.rng import Stream, uniform
 
 # Probabilities are often printed with six digits.
@@ -127,9 +129,16 @@ class Markov(Policy):
 
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] index of the next model."""
-        stream = Stream.MODEL + self.models.index(batch.model)
-        u = uniform(batch.seeds, batch.positions, stream)
-        return np.searchsorted(self._cumulative[batch.model], u, side="right")
+        return np.searchsorted(self._cumulative[batch.model], self._draws(batch), side="right")
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The draw, below the bound of the model that is drawn."""
+        u, cumulative = self._draws(batch), self._cumulative[batch.model]
+        return measured("u", u, "<", cumulative[np.searchsorted(cumulative, u, side="right")])
+
+    def _draws(self, batch: RouteBatch) -> npt.NDArray[np.float64]:
+        """[B] uniform in [0, 1)."""
+        return uniform(batch.seeds, batch.positions, Stream.MODEL + self.models.index(batch.model))
 
     def send(self, row: Row, target: str) -> Handoff:
         """Keeps or discards as the matrix says."""

@@ -12,13 +12,15 @@ first position included (`entry`), so neither batching nor hand-offs change it, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, EntryRequest, Policy, PolicyParams, RouteBatch, Row, Visit
+from tokenrouter.policies.explaining import measured
 from tokenrouter.rng import Stream, draw, uniform
 
 # How far `receive` looks ahead; beyond that `route` decides token by token, with the same draws.
@@ -81,8 +83,21 @@ class ME(Policy):
 
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] int64: index of the writer of the next position."""
-        following = [position + 1 for position in batch.positions]
-        return self._index(uniform(batch.seeds, following, Stream.ROUTING))
+        return self._index(self._draws(batch))
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The draw for the next position, below the bound of the model that is drawn."""
+        u = self._draws(batch)
+        return measured("u", u, "<", self._cumulative[self._index(u)])
+
+    def explain_entry(self, request: EntryRequest) -> Sequence[Measure]:
+        """The draw for the first position."""
+        u = draw(request.seed, 0, Stream.ROUTING)
+        return measured("u", [u], "<", [float(self._cumulative[self._index(np.array([u]))[0]])])[0]
+
+    def _draws(self, batch: RouteBatch) -> npt.NDArray[np.float64]:
+        """[B] uniform in [0, 1), of the next positions."""
+        return uniform(batch.seeds, [position + 1 for position in batch.positions], Stream.ROUTING)
 
     def _writer(self, seed: int, position: int) -> str:
         return self.models[int(self._index(np.array([draw(seed, position, Stream.ROUTING)]))[0])]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import EntryRequest, Policy, PolicyParams
 from tokenrouter.policies.checkpoints import cached, default_checkpoint, listed, resolve
 from tokenrouter.policies.one_token import check_unit
@@ -92,14 +93,23 @@ class QueryLevel(Policy):
 
     def entry(self, request: EntryRequest) -> str:
         """The writer of the whole response."""
+        win_rate, thresholds = self._decisive(request)
+        return self.models[sum(win_rate >= threshold for threshold in thresholds)]
+
+    def explain_entry(self, request: EntryRequest) -> Sequence[Measure]:
+        """The win rate beside each threshold; those that it reaches are counted."""
+        win_rate, thresholds = self._decisive(request)
+        return [Measure("win_rate", win_rate, ">=", threshold) for threshold in thresholds]
+
+    def _decisive(self, request: EntryRequest) -> tuple[float, tuple[float, ...]]:
+        """The win rate, and the thresholds."""
         router = self._router()
         given = self.params.threshold
         if given is None and router is not None and len(self.models) == 2:
             given = router.threshold
         if given is None:
             given = tuple(k / len(self.models) for k in range(1, len(self.models)))
-        win_rate = self._win_rate(request, router)
-        return self.models[sum(win_rate >= threshold for threshold in self._thresholds(given))]
+        return self._win_rate(request, router), self._thresholds(given)
 
     def _win_rate(self, request: EntryRequest, router: WinRate | None) -> float:
         if router is not None:

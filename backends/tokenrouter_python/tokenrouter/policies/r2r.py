@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tokenrouter.errors import ConfigError, InvalidRequest
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.explaining import joined, measured
 from tokenrouter.policies.hysteresis import Memory, Momentum, Rule, duo_rolling, neural_rolling, rolling
 from tokenrouter.policies.measures import entropy, evidence
 from tokenrouter.policies.one_token import LearnedOneToken, check_unit
@@ -142,10 +144,41 @@ class R2R(LearnedOneToken):
             return simple.logical_not()
         if strategy == "immediate":
             return self._immediate(batch.logits)
+        return _leaves_by_rule(self._rule(), batch, *self._signals(batch))
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """What the strategy looks at, at the small model: p, measures of uncertainty, or their mean or momentum."""
+        strategy = self.params.strategy
+        if batch.model != self.models[0]:
+            return super().explain(batch)
+        if strategy in _NEURAL:
+            return self._explain_network(batch)
+        if strategy in ("entropy", "immediate"):
+            limits = self._limits() if strategy == "immediate" else [self._knob("entropy_threshold"), None, None]
+            values = (entropy(batch.logits), *evidence(batch.logits))
+            names = ("entropy", "aleatoric", "epistemic")
+            known = [each for each in zip(names, values, limits, strict=True) if each[2] is not None]
+            return joined(*(measured(name, value, ">=", limit) for name, value, limit in known))
+        return _explain_rule(self._rule(), batch, *self._signals(batch))
+
+    def _explain_network(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        network: R2RNetwork = self._checked(self.network(str(batch.logits.device)))
+        features, threshold = self._features(network, batch), self.threshold(network.threshold)
+        full = [True] * len(batch)
+        if network.window > 1:
+            ((name, current),) = features.items()
+            window, full = windows(batch.rows, current, network.window)
+            features = {name: window}
+        p = network.probability(features)
+        if self.params.strategy == "neural_rolling":
+            return _explain_rule(neural_rolling(threshold, self._knob("window_size")), batch, p)
+        # Too few positions for the network: the large model's, whatever it would say.
+        return [told if enough else () for told, enough in zip(measured("p", p, ">=", threshold), full, strict=True)]
+
+    def _signals(self, batch: RouteBatch) -> list[Tensor]:
+        """What a rule without a network takes, [B] each."""
         signals = [evidence(batch.logits)[0]]
-        if strategy == "rolling":
-            signals.append(entropy(batch.logits))
-        return _leaves_by_rule(self._rule(), batch, *signals)
+        return [*signals, entropy(batch.logits)] if self.params.strategy == "rolling" else signals
 
     def _knob(self, name: str) -> Any:
         """Its value, else the strategy's default."""
@@ -209,17 +242,28 @@ class R2R(LearnedOneToken):
             )
         return table
 
+    def _limits(self) -> list[float | None]:
+        """Of strategy `immediate`: thresholds of entropy, aleatoric and epistemic uncertainty."""
+        limits = [self._knob(f"{measure}_threshold") for measure in ("entropy", "aleatoric", "epistemic")]
+        return [None, _ALEATORIC_THRESHOLD, None] if all(limit is None for limit in limits) else limits
+
     def _immediate(self, logits: Tensor) -> Tensor:
         """[B] bool: no measure that has a threshold is below it (a NaN is not: logits are no evidence if negative)."""
-        limits = [self._knob(f"{measure}_threshold") for measure in ("entropy", "aleatoric", "epistemic")]
-        if all(limit is None for limit in limits):
-            limits = [None, _ALEATORIC_THRESHOLD, None]
         measures = (entropy(logits), *evidence(logits))
-        below = [measure < limit for measure, limit in zip(measures, limits, strict=True) if limit is not None]
+        below = [measure < limit for measure, limit in zip(measures, self._limits(), strict=True) if limit is not None]
         found: Tensor = below[0]
         for each in below[1:]:
             found = found | each
         return found.logical_not()
+
+
+def _explain_rule(rule: Rule, batch: RouteBatch, *signals: Tensor) -> Sequence[Sequence[Measure]]:
+    """What a rule with a memory looks at, [B]."""
+    values = zip(*(signal.tolist() for signal in signals), strict=True)
+    return [
+        tuple(rule.measures(Memory.of(row.state.get("memory")), own))
+        for row, own in zip(batch.rows, values, strict=True)
+    ]
 
 
 def _leaves_by_rule(rule: Rule, batch: RouteBatch, *signals: Tensor) -> Sequence[bool]:

@@ -8,7 +8,11 @@ small-only and large-only outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
+from tokenrouter.policies.explaining import measured
 from tokenrouter.policies.one_token import OneToken, check_unit
 from tokenrouter.rng import Stream, uniform
 
@@ -26,6 +30,12 @@ class Random(OneToken):
     def check(self) -> None:
         """Refuses probabilities outside [0, 1]; NaN is outside."""
         check_unit("p", self.params.p)
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The draw, at the small model."""
+        if batch.model != self.models[0]:
+            return super().explain(batch)
+        return measured("u", uniform(batch.seeds, batch.positions, Stream.ROUTING), "<", self.params.p)
 
     def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""

@@ -10,9 +10,12 @@ version's confidence: small leaves when max p < threshold, large returns when ma
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyParams, RouteBatch, Row
+from tokenrouter.policies.explaining import measured
 from tokenrouter.policies.measures import entropy
 from tokenrouter.policies.one_token import check_unit
 
@@ -45,11 +48,22 @@ class RStitch(Policy):
 
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] bool: unsure leaves small, sure leaves large."""
-        if self.params.measure == "max_prob":
-            unsure: Tensor = batch.logits.softmax(-1).amax(-1) < self.params.threshold
-        else:
-            unsure = entropy(batch.logits) / math.log(batch.logits.shape[-1]) > self.params.threshold
+        value = self._value(batch.logits)
+        by_probability = self.params.measure == "max_prob"
+        unsure = value < self.params.threshold if by_probability else value > self.params.threshold
         return unsure if batch.model == self.models[0] else ~unsure
+
+    def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
+        """The active model's certainty."""
+        small, measure = batch.model == self.models[0], self.params.measure
+        relation = {"max_prob": ("<", ">="), "entropy": (">", "<=")}[measure][not small]
+        return measured(measure, self._value(batch.logits), relation, self.params.threshold)
+
+    def _value(self, logits: Tensor) -> Tensor:
+        """[B] the measure."""
+        if self.params.measure == "max_prob":
+            return logits.softmax(-1).amax(-1)
+        return entropy(logits) / math.log(logits.shape[-1])
 
     def send(self, row: Row, target: str) -> Handoff:
         """Exclusive from the small model, inclusive from the large one."""

@@ -14,7 +14,7 @@ conclusions from what is reported, with the guesses that came meanwhile.
 from __future__ import annotations
 
 from tokenrouter.errors import RouterError
-from tokenrouter.messages import Outcome, ReportRow
+from tokenrouter.messages import Decision, Outcome, ReportRow
 from tokenrouter.policies import calls
 from tokenrouter.subserver.runner import failed
 from tokenrouter.subserver.sequence import ModelSequence
@@ -33,6 +33,7 @@ class Check:
     """
 
     __slots__ = (
+        "_decisions",
         "_end",
         "_first",
         "_last",
@@ -55,6 +56,7 @@ class Check:
         self._tokens: list[int] = []
         self._values: list[float] = []
         self._returned: list[bool] = []
+        self._decisions: list[Decision] = []
 
     @property
     def index(self) -> int:
@@ -74,6 +76,7 @@ class Check:
         self._tokens += row.tokens
         self._values += row.log_probs or []
         self._returned += [back] * len(row.tokens)
+        self._decisions += row.decisions or []
         if row.outcome not in (Outcome.STAY, Outcome.LEAVE):
             return False
         if row.outcome == Outcome.LEAVE and not back:
@@ -100,6 +103,7 @@ class Check:
             self._values or None,
             last.error,
             returned=self._returned,
+            decisions=self._decisions or None,
         )
 
     def _leader_writes(self) -> bool:

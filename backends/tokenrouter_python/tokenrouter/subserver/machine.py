@@ -297,6 +297,7 @@ class Subserver:
         )
         pair = len(policy.models) == 2 and policy.speculates() and not policy.remembers(self.model)
         sequence.leader = policy.models[0] if pair and self._runner.speculates else ""
+        sequence.explain = message.explain
         sequence.banned = calls.mask(policy, self.model, self.engine.info.vocab_size)
         self._runner.admit(sequence, kv_tokens=message.kv_tokens)
         return sequence

@@ -34,6 +34,7 @@ class ModelSequence:
         lefts: of each of its guesses, whether its policy left there.
         stalled: it cannot guess the next token, and waits until it writes again.
         guesses: of the leader, to check here.
+        explain: whether its decisions are reported.
         following: whether its guesses are as good as committed up to now, so that further ones count.
     """
 
@@ -43,6 +44,7 @@ class ModelSequence:
         "ahead",
         "banned",
         "depth",
+        "explain",
         "following",
         "guesses",
         "handle",
@@ -105,6 +107,7 @@ class ModelSequence:
         self.state: dict[str, Any] = {}
         self.leader = ""
         self.depth = 0
+        self.explain = False
         self.ahead = False
         self.lefts: deque[bool] = deque()
         self.stalled = False

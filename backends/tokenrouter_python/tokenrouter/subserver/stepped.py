@@ -16,7 +16,7 @@ from tokenrouter import sampling
 from tokenrouter.batcher import Batch, Reason, WaitUntil
 from tokenrouter.engines.base import Engine, EngineRow, StepResult
 from tokenrouter.errors import PolicyFailed, RouterError
-from tokenrouter.messages import Guess, Outcome, ReportRow
+from tokenrouter.messages import Decision, Guess, Measure, Outcome, ReportRow
 from tokenrouter.policies import calls
 from tokenrouter.policies.base import Handoff, Policy, RouteBatch
 from tokenrouter.subserver.check import Check
@@ -147,11 +147,12 @@ class SteppingRunner(Runner[Engine]):
         log_probs: list[float] | None = None
         if any(sequence.sampling.log_probs for sequence in sequences):
             log_probs = sampling.log_probs(result.logits, tokens).tolist()
+        measures = _explained(sequences, tokens, result) if any(each.explain for each in sequences) else {}
         targets = _route(sequences, tokens, result)
         rows = {}
         for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
             log_prob = log_probs[i] if log_probs is not None and sequence.sampling.log_probs else None
-            row = _row(sequence, token_ids[i], target, log_prob)
+            row = _row(sequence, token_ids[i], target, log_prob, measures.get(sequence, ()))
             if row is not None:
                 rows[sequence] = row
         return rows
@@ -204,6 +205,35 @@ def _route(sequences: Sequence[ModelSequence], tokens: Tensor, result: StepResul
     return targets
 
 
+def _explained(
+    sequences: Sequence[ModelSequence], tokens: Tensor, result: StepResult
+) -> dict[ModelSequence, Sequence[Measure]]:
+    """What policies look at, of requests that ask for it; before `_route`, which may change what they remember."""
+    groups: dict[Policy, list[int]] = {}
+    for i, sequence in enumerate(sequences):
+        if sequence.explain and not sequence.at_limit:
+            groups.setdefault(sequence.policy, []).append(i)
+    found: dict[ModelSequence, Sequence[Measure]] = {}
+    for policy, index in groups.items():
+        try:
+            told = calls.explain(policy, _batch(index, sequences, tokens, result))
+        except RouterError:
+            log.exception("a decision cannot be explained")
+            continue
+        found.update(zip([sequences[i] for i in index], told, strict=True))
+    return found
+
+
+def _decision(
+    sequence: ModelSequence, token: int, target: str, kept: bool, measures: Sequence[Measure]
+) -> Decision | None:
+    """Why, if the request asks for it; called before the token is committed."""
+    if not sequence.explain:
+        return None
+    why = "visit limit" if sequence.at_limit else "policy"
+    return Decision(sequence.position, token, sequence.model, target, kept, why, tuple(measures))
+
+
 def _batch(index: list[int], sequences: Sequence[ModelSequence], tokens: Tensor, result: StepResult) -> RouteBatch:
     whole = len(index) == len(sequences)
     return RouteBatch(
@@ -215,10 +245,16 @@ def _batch(index: list[int], sequences: Sequence[ModelSequence], tokens: Tensor,
     )
 
 
-def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None) -> ReportRow | None:
+def _row(
+    sequence: ModelSequence,
+    token: int,
+    target: str | PolicyFailed,
+    log_prob: float | None,
+    measures: Sequence[Measure] = (),
+) -> ReportRow | None:
     """One request's line of the report; commits the token unless the policy discards it."""
     if sequence.ahead:
-        return _guess(sequence, token, target, log_prob)
+        return _guess(sequence, token, target, log_prob, measures)
     handoff, kept = Handoff(keep_token=True), None
     try:
         if isinstance(target, PolicyFailed):
@@ -231,6 +267,7 @@ def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_pr
         return failed(sequence.request, sequence.visit, exc)
     outcome = Outcome.STAY if target == sequence.model else Outcome.LEAVE
     tokens: list[int] = []
+    decision = _decision(sequence, token, target, handoff.keep_token, measures)
     if handoff.keep_token:
         sequence.commit(token)
         tokens.append(token)
@@ -251,10 +288,17 @@ def _row(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_pr
         sequence.state if leaves else kept,
         [log_prob] if log_prob is not None and tokens else None,
         guesses=[Guess(token, True, log_prob)] if comparable else None,
+        decisions=None if decision is None else [decision],
     )
 
 
-def _guess(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_prob: float | None) -> ReportRow | None:
+def _guess(
+    sequence: ModelSequence,
+    token: int,
+    target: str | PolicyFailed,
+    log_prob: float | None,
+    measures: Sequence[Measure],
+) -> ReportRow | None:
     """The line of a request that is ahead. Where its policy fails or carries more than a token along, it waits.
 
     If the position turns out to be this model's to write, it is decided once more, and fails then as it has to.
@@ -269,6 +313,7 @@ def _guess(sequence: ModelSequence, token: int, target: str | PolicyFailed, log_
     if handoff.keep_token or handoff.state:
         sequence.stalled = True
         return None
+    decision = None if isinstance(target, PolicyFailed) else _decision(sequence, token, target, not left, measures)
     sequence.guess(token, left)
-    guesses = [Guess(token, left, log_prob)]
+    guesses = [Guess(token, left, log_prob, decision)]
     return ReportRow(sequence.request, sequence.visit, Outcome.AHEAD, [], guesses=guesses)

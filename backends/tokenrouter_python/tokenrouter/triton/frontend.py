@@ -143,6 +143,8 @@ class Frontend:
             return
         if fields.stream and not self._decoupled:
             raise InvalidRequest("stream is true, but this model is not decoupled and gives one response: leave it out")
+        if fields.explain:  # the routing says it
+            form = replace(form, return_routing=True)
         built = builder.build(fields, timeout_ns=self._timeout_ns(call.timeout_us, fields.priority))
         if call.trace is not None:
             built = replace(built, trace=call.trace)

@@ -75,6 +75,7 @@ _ROUTED_INPUTS: dict[str, Input] = {
     "priority": Input("UINT64", field="priority"),
     "return_routing": Input("BOOL", field="return_routing"),
     "speculation": Input("BOOL", field="speculation"),
+    "explain": Input("BOOL", field="explain"),
 }
 
 _REFUSED_INPUTS: dict[str, Input] = {
@@ -101,7 +102,7 @@ _REFUSED_INPUTS: dict[str, Input] = {
     "video_bytes_input": Input("UINT8", (-1, -1, -1, -1)),
 }
 
-_ENTRY_ONLY = ("policy", "policy_params", "priority", "return_routing", "speculation")
+_ENTRY_ONLY = ("policy", "policy_params", "priority", "return_routing", "speculation", "explain")
 # Models of other shapes, which the builder writes as ensembles, map their tensors onto these where the type differs or
 # the entry model has no use for it.
 MAPPED_INPUTS: Mapping[str, Input] = {
