@@ -45,10 +45,13 @@ def test_every_alert_fires() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
-    """A launcher over emulated models with a table of thresholds."""
+    """A launcher over emulated models with a table of thresholds, of which the small one goes ahead."""
     repository = tmp_path_factory.mktemp("monitored") / "repository"
     batching = {"batch_thresholds": {2: 1, 4: 2}, "max_queue_delay_microseconds": 5000}
-    spec = emulated_spec(options={"step_ms": 2.0, "max_seq_len": 4096}, model={"batching": batching})
+    params = {"writers": ["small", "large"], "trigger": "first"}
+    entry = {"policy": "scripted", "policy_params": params, "speculation": {"depth": 4}}
+    options = {"step_ms": 2.0, "max_seq_len": 4096}
+    spec = emulated_spec(entry=entry, options=options, model={"batching": batching})
     write_emulated(repository, spec, byte_tokenizer())
     with supervised(repository) as running:
         yield running
@@ -110,6 +113,7 @@ def test_every_query_of_the_dashboard_has_data(server: Supervised, tmp_path: Pat
         assert run(dashboard.main, "--prometheus", url, "--output", picture, "--minutes", 1).exit_code == 0
         until(lambda: {rule["health"] for rule in rules(url)} == {"ok"}, what="every rule was evaluated")
     assert picture.stat().st_size > 10_000
+    assert {"scripted: moving average", "scripted: confirmed"} <= named
     assert {"scripted: small", "large: threshold", "small from 4", "invalid_request", "p99", "openai"} <= named
 
 
