@@ -50,7 +50,7 @@ class RStitch(Policy):
         """[B] bool: unsure leaves small, sure leaves large."""
         value = self._value(batch.logits)
         by_probability = self.params.measure == "max_prob"
-        unsure = value < self.params.threshold if by_probability else value > self.params.threshold
+        unsure: Tensor = value < self.params.threshold if by_probability else value > self.params.threshold
         return unsure if batch.model == self.models[0] else ~unsure
 
     def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
