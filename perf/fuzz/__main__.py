@@ -28,6 +28,7 @@ from tokenrouter.metrics_page import still_busy
 from tools.load import read_prompts
 from tools.openai_server import OpenAiServer
 from tools.progress import LateProgress
+from tools.targets import target_file
 from tools.tritonserver.server import TritonServer
 
 _PROMPTS = 8
@@ -66,11 +67,13 @@ def main(
     clients: Annotated[int, typer.Option(min=1, help="That send malformed requests at once.")] = 2,
     inflight: Annotated[int, typer.Option(min=1, help="Neighbours: sound requests at once.")] = 4,
     model_repository: Annotated[Path, typer.Option(help="The model repository.")] = Path("model_repository"),
+    first: Annotated[int, typer.Option(min=0, help="Number of the first request: repeats a part of a run.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    log: Annotated[Path | None, typer.Option(help="Write the server's log.", callback=target_file())] = None,
 ) -> None:
     if unknown := set(protocols) - set(PROTOCOLS):
         raise ValueError(f"--protocols {', '.join(sorted(unknown))}: there are {', '.join(PROTOCOLS)}")
-    plan = Plan(requests, seed, protocols, clients, inflight)
+    plan = Plan(requests, seed, protocols, clients, inflight, first=first)
     answers = known_answers(model_repository, read_prompts()[:_PROMPTS])
     with (
         TritonServer(model_repository) as server,
@@ -79,8 +82,12 @@ def main(
     ):
         front.wait()
         target = target_of(server, front)
-        with Prober(server.grpc_url, **LONG) as prober:
-            outcome = fuzz(target, answers, prober, plan, progress)
+        try:
+            with Prober(server.grpc_url, **LONG) as prober:
+                outcome = fuzz(target, answers, prober, plan, progress)
+        finally:
+            if log:
+                log.write_text(server.log_text())
         if not any(fuzzed.ended for fuzzed in outcome.rounds.values()):
             outcome.held = still_busy(server.metrics_url)
     if as_json:

@@ -46,6 +46,7 @@ class Plan:
         neighbours: sound requests in flight.
         patience_s: after which a malformed request counts as unanswered.
         limit: relative growth of memory that counts as flat.
+        first: number of the first request of a protocol.
     """
 
     requests: int
@@ -55,6 +56,7 @@ class Plan:
     neighbours: int = 4
     patience_s: float = 30.0
     limit: float = 0.05
+    first: int = 0
 
 
 @dataclass

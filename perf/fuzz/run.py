@@ -53,11 +53,11 @@ def fuzz(target: Target, answers: Sequence[KnownAnswer], prober: Prober, plan: P
 
 def _round(protocol: str, target: Target, plan: Plan, prober: Prober, report: Report) -> Round:
     answers, watch = Answers(), Watch(target.pids)
-    numbers, began_s = count(), time.perf_counter()
+    numbers, began_s = count(plan.first), time.perf_counter()
 
     def client() -> None:
         with closing(_sender(protocol, target, answers, plan.patience_s)) as send:
-            while (number := next(numbers)) < plan.requests and not watch.ended:
+            while (number := next(numbers)) < plan.first + plan.requests and not watch.ended:
                 send(random.Random(f"{plan.seed}/{protocol}/{number}"))
 
     with ThreadPoolExecutor(plan.clients) as pool:
