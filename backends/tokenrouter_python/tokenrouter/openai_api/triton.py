@@ -19,7 +19,13 @@ from tokenrouter.openai_api.tokens import Token
 
 # Asks Triton to end a stream with a gRPC status instead of an error text in a message.
 _STATUS_HEADER = {"triton_grpc_error": "true"}
-_NO_LIMIT = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_CHANNEL = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A Triton that was restarted is found again within a second; gRPC alone waits up to two minutes between attempts.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 
 
 @dataclass(slots=True)
@@ -39,7 +45,7 @@ class Triton:
     """
 
     def __init__(self, url: str) -> None:
-        self._client = grpcclient.InferenceServerClient(url, channel_args=_NO_LIMIT)
+        self._client = grpcclient.InferenceServerClient(url, channel_args=_CHANNEL)
 
     async def close(self) -> None:
         await self._client.close()
