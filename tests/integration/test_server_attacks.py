@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 import pytest
 
+from perf.fuzz.frames import HELLO, OPEN
 from tests.support.grpc_calls import GrpcStream, grpc_error
 from tests.support.http_calls import answer, generate
-from tests.support.waiting import PATIENCE_S, until, wait_idle
+from tests.support.waiting import PATIENCE_S, metric, until, wait_idle
+from tokenrouter.channel.framing import frame
+from tokenrouter.channel.unix import socket_path
+from tokenrouter.messages import encode
 from tools.tritonserver.server import TritonServer
 
 pytestmark = pytest.mark.integration
@@ -81,3 +87,17 @@ def test_what_takes_long_to_read_is_refused_before_it_is_read(
     seen = len(running.messages)
     until(lambda: len(running.messages) > seen, what="another token of the neighbour")
     running.__exit__(None)
+
+
+def test_a_peer_that_left_in_the_future_is_served_and_harms_nobody(shared: TritonServer) -> None:
+    """Its hand-off time would lower a counter; Triton refuses that, and its stub reads freed memory for the reason."""
+    pids, before = shared.stub_pids(), metric(shared, "handoffs_in", model="small")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+        peer.connect(str(socket_path(shared.run_dir / "channel", "small")))
+        peer.sendall(frame(encode(HELLO)))
+        for request in range(20):
+            left = msgspec.structs.replace(OPEN, request=request, source="large", left_ns=2**62 - request)
+            peer.sendall(frame(encode(left)))
+        until(lambda: metric(shared, "handoffs_in", model="small") >= before + 20, what="the page counts them")
+    assert metric(shared, "handoff_seconds_sum", model="small") >= 0.0
+    assert shared.stub_pids() == pids

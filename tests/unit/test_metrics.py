@@ -22,6 +22,7 @@ class Metric:
         self._series[self._key] = value
 
     def increment(self, value: float) -> None:
+        assert 0.0 <= value < float("inf"), "Triton refuses it"
         self._series[self._key] += value
 
 
@@ -118,3 +119,15 @@ def test_series_are_given_back_before_their_families(triton: ModuleType) -> None
     families = gone.count("MetricFamily")
     assert families > 1
     assert gone == ["Series"] * (len(gone) - families) + ["MetricFamily"] * families
+
+
+def test_what_triton_would_refuse_is_never_sent_to_it(series: Series, caplog: pytest.LogCaptureFixture) -> None:
+    from tokenrouter.triton.metrics import _Series
+
+    published = _Series({"model": "m"})
+    for value in (2.0, 1.0, -1.0, float("nan"), float("inf"), 3.0):
+        published.counter("a", "text", value)
+    for value in (2.0, -1.0, float("nan"), float("-inf")):
+        published.gauge("b", "text", value)
+    assert series == {("a", "", ""): 3.0, ("b", "", ""): -1.0}
+    assert [record.getMessage()[:20] for record in caplog.records] == ["a(('model', 'm'),) w", "b(('model', 'm'),) w"]

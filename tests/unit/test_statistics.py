@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from tokenrouter.messages import Outcome, ReportRow
-from tokenrouter.statistics import END, MOST_EXACT_BATCH, MOST_FITTED_EXTENDED, StepTimes, SubserverStatistics
+from tokenrouter.statistics import (
+    END,
+    HANDOFF_BUCKETS,
+    MOST_EXACT_BATCH,
+    MOST_FITTED_EXTENDED,
+    Histogram,
+    StepTimes,
+    SubserverStatistics,
+)
 
 
 def test_step_times_keep_the_sums_of_a_regression() -> None:
@@ -48,3 +56,15 @@ def test_only_handoffs_to_an_idle_model_are_timed() -> None:
     statistics.arrived(now_ns=900_000, left_ns=0, idle_since_ns=800_000)
     assert (statistics.visits, statistics.handoffs_in, statistics.handoff.count) == (3, 2, 1)
     assert statistics.handoff.total == 200_000 * 1e-9
+
+
+def test_a_peer_that_says_it_left_in_the_future_gives_no_time() -> None:
+    statistics = SubserverStatistics()
+    statistics.arrived(now_ns=900_000, left_ns=2**62, idle_since_ns=0)
+    assert (statistics.handoffs_in, statistics.handoff.count, statistics.handoff.total) == (1, 0, 0.0)
+
+
+def test_a_time_below_zero_counts_as_none() -> None:
+    times = Histogram(HANDOFF_BUCKETS)
+    times.observe(-1e-6)
+    assert (times.counts[0], times.count, times.total) == (1, 1, 0.0)

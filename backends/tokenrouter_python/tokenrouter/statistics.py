@@ -38,6 +38,8 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
+        """Counts a value; one below 0 as 0, because clocks of two threads are read in no order."""
+        value = max(value, 0.0)
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -137,11 +139,14 @@ class SubserverStatistics:
     cache: CacheStatistics | None = None
 
     def arrived(self, *, now_ns: int, left_ns: int, idle_since_ns: int) -> None:
-        """A visit begins; the request left another model at `left_ns` (0: it comes from none)."""
+        """A visit begins; the request left another model at `left_ns` (0: it comes from none).
+
+        A peer says so: what lies in the future is no time of a hand-off.
+        """
         self.visits += 1
         if left_ns:
             self.handoffs_in += 1
-            if left_ns >= idle_since_ns:
+            if idle_since_ns <= left_ns <= now_ns:
                 self.handoff.observe((now_ns - left_ns) * 1e-9)
 
     def step_started(self, reason: Reason, waits_ns: Sequence[int]) -> None:

@@ -37,12 +37,18 @@ class Sample:
 
 
 def look(pid: int) -> dict[str, float]:
-    """The `MEASURES` of a process, from /proc."""
+    """The `MEASURES` of a process, from /proc.
+
+    Raises:
+        OSError, psutil.Error: it has ended, or has no memory any more because it is about to.
+    """
     values = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
         if name in _STATUS:
             values[_STATUS[name]] = float(rest.split()[0]) * _KIB
+    if not values.keys() >= set(_STATUS.values()):
+        raise ProcessLookupError(pid, "is ending")
     process = psutil.Process(pid)
     values["pss_mib"] = process.memory_full_info().pss / 2**20
     values["fds"] = float(process.num_fds())

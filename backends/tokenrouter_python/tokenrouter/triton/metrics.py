@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from itertools import accumulate
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
@@ -14,6 +16,8 @@ from tokenrouter.statistics import CacheStatistics, Histogram, StepTimes, Subser
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver
+
+log = logging.getLogger(__name__)
 
 _TAKEN = ("tokenrouter_statistics_seconds", "When this model's numbers were taken, on the host's monotonic clock")
 
@@ -32,6 +36,7 @@ class _Series:
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._last: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._refused: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
 
     def release(self) -> None:
         """Gives everything back, series before their families: in another order Triton's stub crashes as it ends."""
@@ -59,16 +64,27 @@ class _Series:
         last = self._last.get(key)
         if last == value:
             return
+        counts = kind == pb_utils.MetricFamily.COUNTER
+        if not isfinite(value) or (counts and value < (last or 0.0)):
+            # Triton would refuse it, and its stub reads freed memory for the reason: the process dies soon after.
+            self._refuse(key, value)
+            return
         metric = self._metrics.get(key)
         if metric is None:
             if name not in self._families:
                 self._families[name] = pb_utils.MetricFamily(name=name, description=description, kind=kind)
             metric = self._metrics[key] = self._families[name].Metric(labels=labels)
-        if kind == pb_utils.MetricFamily.GAUGE:
-            metric.set(value)
-        else:
+        if counts:
             metric.increment(value - (last or 0.0))
+        else:
+            metric.set(value)
         self._last[key] = value
+
+    def _refuse(self, key: tuple[str, tuple[tuple[str, str], ...]], value: float) -> None:
+        """Says so once for each series."""
+        if key not in self._refused:
+            self._refused.add(key)
+            log.error("%s%s would become %r, which is no value for it; it keeps its last one", *key, value)
 
 
 class SubserverMetrics:
