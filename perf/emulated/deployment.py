@@ -78,6 +78,7 @@ class EmulatedDeployment:
         agreement: share of positions, in [0, 1], at which the large model writes what the small one would have
             written; None: all models prefer the same tokens.
         speculation: how far the small model goes ahead; None = not at all.
+        replicas: of each model; one that is left out has 1.
     """
 
     profile: Profile
@@ -87,6 +88,7 @@ class EmulatedDeployment:
     around_ms: Mapping[str, float] = field(default_factory=dict)
     agreement: float | None = None
     speculation: Speculation | None = None
+    replicas: Mapping[str, int] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """Writes the model repository and returns the folder.
@@ -110,6 +112,7 @@ class EmulatedDeployment:
                 name: batching(name, self.thresholds.by_in_flight, self.profile, self.most_in_flight) for name in names
             },
             per_model={name: {**self._options(name), **shown[name]} for name in names},
+            replicas=self.replicas,
         )
         write_router(folder, self.policy)
         return folder

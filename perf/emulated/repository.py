@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def write_emulated_repository(
     batching: dict[str, dict[str, Any]] | None = None,
     options: dict[str, Any] | None = None,
     per_model: dict[str, dict[str, Any]] | None = None,
+    replicas: Mapping[str, int] | None = None,
 ) -> Path:
     """Writes a repository of emulated models with a byte-level tokenizer. Returns the folder.
 
@@ -38,12 +40,14 @@ def write_emulated_repository(
         batching: fields of `BatchingSpec` by model.
         options: further options of every engine.
         per_model: further options by model.
+        replicas: of each model; one that is left out has 1.
     """
     specs = {
         name: {
             "engine": "emulated",
             "options": {**_LONG, "step_ms": time, **(options or {}), **(per_model or {}).get(name, {})},
             "batching": (batching or {}).get(name, {}),
+            "replicas": (replicas or {}).get(name, 1),
         }
         for name, time in step_ms.items()
     }

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 import tools.simulate.__main__ as cli
 from tests.support.commands import run
+from tools.dtmc.cli import app
 from tools.dtmc.errors import ThresholdError
 from tools.dtmc.profile import Profile, load_profile, parse_profile
 from tools.dtmc.solve import solve
 from tools.simulate.deployment import build_deployment
 from tools.simulate.load import Clients, Load
 from tools.simulate.loop import EventLoop
+from tools.simulate.ratio import ratios
 from tools.simulate.run import simulate
 
 FILE = Path(__file__).parents[2] / "configs" / "profiles" / "r2r_qwen3_0.6b_32b.yaml"
@@ -108,3 +112,31 @@ def test_the_command(tmp_path: Path) -> None:
         refused = run(cli.main, "--profile", FILE, "--inflight", "6", "--replicas", given)
         assert refused.exit_code == 2
         assert problem in " ".join(refused.output.split())
+
+
+def test_which_ratio_pays() -> None:
+    """Exact where both models have as many replicas, and by simulation within its error of the same numbers there."""
+    prices = {"small": 1.0, "large": 4.0}
+    found = {
+        tuple(each.replicas.values()): each for each in ratios(R2R, 8, {"small": 2, "large": 2}, prices, tokens=4000)
+    }
+    assert set(found) == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    assert found[1, 1].tokens_per_second == solve(R2R, 8, {"small": 1, "large": 1}).tokens_per_second
+    assert found[2, 2].tokens_per_second == 2 * solve(R2R, 4, {"small": 1, "large": 1}).tokens_per_second
+    assert found[1, 1].standard_error == found[2, 2].standard_error == 0.0
+    assert found[2, 1].standard_error > 0.0
+    assert {key: each.cost for key, each in found.items()} == {(1, 1): 5.0, (1, 2): 9.0, (2, 1): 6.0, (2, 2): 10.0}
+    listed = [each.tokens_per_cost for each in found.values()]
+    assert listed == sorted(listed, reverse=True)
+    assert found[1, 1].tokens_per_cost == pytest.approx(3600 * found[1, 1].tokens_per_second / 5.0)
+
+
+def test_the_command_that_says_which_ratio_pays(tmp_path: Path) -> None:
+    arguments = ["ratio", "--profile", str(FILE), "--inflight", "4", "--most"]
+    result = CliRunner().invoke(app, [*arguments, "small=1,large=2", "--json"])
+    assert result.exit_code == 0, result.output
+    assert [each["replicas"]["large"] for each in json.loads(result.stdout)] == [1, 2]
+    for most, problem in (("huge=2", "--most: no model 'huge'"), ("large=0", "--most: large=0; give 1 or more")):
+        refused = CliRunner().invoke(app, [*arguments, most])
+        assert refused.exit_code == 2
+        assert problem in refused.output

@@ -1,4 +1,4 @@
-"""Command line: ``python -m tools.dtmc solve|search|sweep|apply``."""
+"""Command line: ``python -m tools.dtmc solve|search|sweep|ratio|apply``."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tools.dtmc.search import SEARCH_TRANSITIONS, SearchResult, search, search_t
 from tools.dtmc.solve import Solution, solve
 from tools.dtmc.sweep import Simulate, Sweep, plot, sweep
 from tools.errors import reported
+from tools.prices import read_prices
 from tools.progress import LateProgress
 from tools.targets import IMAGE_SUFFIXES, target_file
 
@@ -157,6 +158,41 @@ def sweep_command(
         console.print(f"plot: {escape(str(plot_file))}")
 
 
+@app.command("ratio")
+@reported(ValueError)
+def ratio_command(
+    profile: ProfileFile,
+    inflight: InFlight,
+    most: Annotated[str, typer.Option(help="Most replicas of each model, e.g. small=2,large=4; left out is 1.")],
+    prices: Annotated[
+        Path | None, typer.Option(help="Price of a replica per hour by model (YAML); default: 1 each.")
+    ] = None,
+    thresholds: Annotated[str, typer.Option(help="B of every replica, e.g. small=1,large=3; left out is 1.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Which ratio of replicas pays, by the Markov model where it is exact, else by simulation."""
+    from tools.simulate.ratio import ratios  # with torch
+
+    loaded = load_profile(profile)
+    with LateProgress() as report:
+        found = ratios(
+            loaded,
+            inflight,
+            parse_counts(most, "--most"),
+            read_prices(prices, loaded),
+            thresholds=parse_counts(thresholds, "--thresholds") if thresholds else None,
+            report=report,
+        )
+    if as_json:
+        _print_json([asdict(each) | {"tokens_per_cost": each.tokens_per_cost} for each in found])
+        return
+    table = Table(*loaded.names, "tokens/s", "per hour", "tokens per price")
+    for each in found:
+        rate = _with_error(each.tokens_per_second, each.standard_error)
+        table.add_row(*map(str, each.replicas.values()), rate, f"{each.cost:g}", f"{each.tokens_per_cost:.0f}")
+    console.print(table)
+
+
 @app.command("apply")
 @reported()
 def apply_command(
@@ -188,7 +224,7 @@ def _check_tpot(row: SearchResult, limit_ms: float | None) -> None:
         )
 
 
-def _print_json(value: Mapping[str, Any]) -> None:
+def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 

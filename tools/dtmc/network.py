@@ -132,13 +132,13 @@ def _extended_tokens_per_step(routing: Floats, commit: Floats, profile: Profile)
     Every committed token is taken in once by every model, so model i takes in (tokens per step) / (share of steps at i)
     per step of its own. The chain has no memory of suffix lengths, hence the mean.
     """
-    share = _routing_shares(routing, profile.names.index(profile.entry))
+    share = routing_shares(routing, profile.names.index(profile.entry))
     visited = share > 1e-12
     per_step = np.divide(share @ commit, share, out=np.ones_like(share), where=visited)
     return np.maximum(per_step - 1.0, 0.0)
 
 
-def _routing_shares(routing: Floats, entry: int) -> Floats:
+def routing_shares(routing: Floats, entry: int) -> Floats:
     """[M] long-run share of a request's steps at each model."""
     start = np.zeros(len(routing))
     start[entry] = 1.0

@@ -64,7 +64,7 @@ class VirtualEngine:
         self.clock = clock
         self._agreement = agreement
         self._opened = 0
-        self._logits = torch.tensor([[1.0, 0.0]]).expand(max_batch, VOCAB_SIZE).contiguous()
+        self._logits = torch.tensor([[1.0, 0.0]])
         self._step_time_ms = lru_cache(maxsize=65536)(model.step_time_ms)
         self.info = EngineInfo(
             name="virtual",

@@ -11,22 +11,36 @@ Reports take no time; every message of the orchestrator takes the profile's hand
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Protocol
 
 from tokenrouter.batcher import WaitUntil
 from tokenrouter.messages import Guesses, Open, Report, Resume, Settled, ToSubserver
 from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.request import GenerationRequest
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import StepPlan
 from tools.dtmc.errors import ThresholdError
 from tools.simulate.deployment import NEVER_NS, PEER, Deployment
 from tools.simulate.engine import VirtualClock
-from tools.simulate.load import Clients
 from tools.simulate.meter import Meter, Step
 
 OnStep = Callable[[Step], None]
+
+
+class Clients(Protocol):
+    """Where requests come from."""
+
+    def request(self) -> GenerationRequest:
+        """The next request."""
+        ...
+
+    def gap_ns(self) -> int:
+        """Time to the next arrival of the open loop."""
+        ...
+
 
 _CLIENTS = -1
 _VISITS = (Open, Resume, Guesses, Settled)
@@ -55,6 +69,11 @@ class EventLoop:
         streams: whether clients stream, and tokens are counted as they come to them: with speculation one row of a
             report says little of what it commits.
         think_ns: closed loop: from the end of a response to the next request in its place.
+        meter: what counts; a new one by default.
+        running: requests that are there from the start.
+
+    Attributes:
+        submitted: how many requests there were; the last one's key.
     """
 
     def __init__(
@@ -67,7 +86,10 @@ class EventLoop:
         think_ns: int = 0,
         streams: bool = False,
         on_step: OnStep | None = None,
+        meter: Meter | None = None,
+        running: Iterable[GenerationRequest] = (),
     ) -> None:
+        self.submitted = 0
         self._streams = streams
         self.now_ns = 0
         self.orchestrator: Orchestrator = deployment.orchestrator
@@ -83,8 +105,10 @@ class EventLoop:
         self._returns: deque[int] = deque()
         self._on_step = on_step
         self._times: list[tuple[int, int]] = []
-        self.meter = Meter(deployment.model_of)
+        self.meter = meter or Meter(deployment.model_of)
         self._next_arrival_ns = NEVER_NS if self._closed else self._at(clients.gap_ns())
+        for request in running:
+            self._enter(request)
         for _ in range(inflight or 0):
             self._submit()
         self._settle()
@@ -131,8 +155,11 @@ class EventLoop:
         return at_ns
 
     def _submit(self) -> None:
-        key = self.orchestrator.submit(self._clients.request(), now_ns=self.now_ns)
-        self.meter.arrived(key, self.now_ns)
+        self._enter(self._clients.request())
+
+    def _enter(self, request: GenerationRequest) -> None:
+        self.submitted = self.orchestrator.submit(request, now_ns=self.now_ns)
+        self.meter.arrived(self.submitted, self.now_ns)
 
     def _finish(self, lane: _Lane, step: Step) -> None:
         """A step is over: its reports reach the orchestrator."""

@@ -62,6 +62,10 @@ class Replicas:
         self._replicas = {name: _Replica(model) for model, names in replicas.items() for name in names}
         self._by_model = {model: {name: self._replicas[name] for name in names} for model, names in replicas.items()}
         self.changed: dict[str, None] = {}
+        # Of each model the connected replica that takes the longest sequences: asked for at every admission.
+        self._largest: dict[str, _Replica] = {
+            model: next(iter(each.values())) for model, each in self._by_model.items()
+        }
 
     # --- replicas -------------------------------------------------------------------------------------------------
 
@@ -69,12 +73,14 @@ class Replicas:
         """A replica is there. What is reserved on it stays so: those requests will come to it."""
         self._replicas[replica].info = info
         self._replicas[replica].why = ""
+        self._compare(self._replicas[replica].model)
         self.changed[replica] = None
 
     def disconnected(self, replica: str, *, now_ns: int) -> None:
         """A replica is gone."""
         self._replicas[replica].info = None
         self._replicas[replica].lost_ns = now_ns
+        self._compare(self._replicas[replica].model)
 
     def unreachable(self, replica: str, why: str) -> None:
         """Why it is not connected."""
@@ -99,15 +105,18 @@ class Replicas:
 
     def largest(self, model: str) -> ModelInfo | None:
         """What the connected replica says that takes the longest sequences; None if none is connected."""
-        return max(self._by_model[model].values(), key=lambda replica: replica.capacity).info
+        return self._largest[model].info
 
     def fits(self, model: str, tokens: int) -> bool:
         """Whether a replica is connected on which so many tokens have room, if it is not now."""
-        return any(replica.capacity >= tokens for replica in self._by_model[model].values())
+        return self._largest[model].capacity >= tokens
 
     def has_room(self, model: str, tokens: int) -> bool:
         """Whether so many tokens can be reserved now."""
         return any(replica.free_tokens(tokens) >= 0 for replica in self._by_model[model].values())
+
+    def _compare(self, model: str) -> None:
+        self._largest[model] = max(self._by_model[model].values(), key=lambda replica: replica.capacity)
 
     def lost_ns(self, model: str) -> int:
         """When the last replica was lost."""

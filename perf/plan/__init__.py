@@ -1,0 +1,1 @@
+"""What `tools.plan` predicts, beside a server."""

@@ -1,0 +1,1 @@
+"""How many replicas of which model hold given objectives, by simulation; see `search.Planner`."""
