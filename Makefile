@@ -27,7 +27,7 @@ STAMP := $(VENV)/.installed
 PIP_OPTIONS := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(PIP_ARGS)
 CODE := backends tools perf tests
 
-.PHONY: help venv serve tune load test unit integration chaos system-packages check format demo-models demo-routers clean
+.PHONY: help venv serve tune hosts load test unit integration chaos system-packages check format demo-models demo-routers clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ $(SMOLLM2)/.built: requirements/smollm2.lock configs/smollm2.yaml $(wildcard con
 
 tune: venv ## Profile MODEL_REPOSITORY under load, search thresholds, apply them to a copy, report the gain
 	$(BIN)/python -m tools.tune --model-repository $(MODEL_REPOSITORY) $(TUNE_ARGS)
+
+hosts: venv ## Two hosts on two loopback addresses: both start, serve, the link is cut once (about a minute)
+	$(BIN)/python -m tools.hosts --model-repository $(MODEL_REPOSITORY)
 
 load: venv ## Load tests with locust beside a demo server of their own (about three minutes)
 	$(BIN)/python -m perf.load.beside_server -- perf/load/locust.sh

@@ -60,6 +60,19 @@ def serving() -> Deployment:
     return deployment
 
 
+def test_models_of_other_hosts_are_told_about_and_left_alone(serving: Deployment) -> None:
+    serving.decisions.connected({"far": False}, now_s=serving.now_s)
+    assert serving.condition("far") is Condition.AWAY
+    assert not serving.decisions.status().ready
+    assert serving.later(100.0) == []
+    serving.decisions.connected({"far": True}, now_s=serving.now_s)
+    assert serving.condition("far") is Condition.UP
+    assert serving.decisions.status().ready
+    serving.decisions.stop()
+    serving.decisions.connected({"far": False}, now_s=serving.now_s)
+    assert serving.condition("far") is Condition.UP
+
+
 def test_a_subserver_is_loaded_again_and_nobody_is_cut_off(serving: Deployment) -> None:
     serving.died("small")
     assert serving.condition("small") is Condition.DEAD

@@ -74,11 +74,11 @@ def repository_files(spec: DeploymentSpec) -> dict[str, str]:
     entry = spec.entry
     files = {
         BUILT: built_yaml(spec),
-        f"{entry.name}/config.pbtxt": entry_pbtxt(entry, spec.models),
+        f"{entry.name}/config.pbtxt": entry_pbtxt(spec),
         f"{entry.name}/1/.gitkeep": "",
     }
     if entry.unary is not None:
-        files[f"{entry.unary}/config.pbtxt"] = unary_pbtxt(entry, spec.models)
+        files[f"{entry.unary}/config.pbtxt"] = unary_pbtxt(spec)
         files[f"{entry.unary}/1/.gitkeep"] = ""
     for name, alias in entry.aliases.items():
         ensemble = alias.shape in SHAPES
@@ -88,7 +88,7 @@ def repository_files(spec: DeploymentSpec) -> dict[str, str]:
         files[f"{name}/1/.gitkeep"] = ""
     for model, of in spec.models.items():
         for name, own in replicas_of(model, of).items():
-            files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, own, entry, replica_of=model)
+            files[f"{name}/config.pbtxt"] = subserver_pbtxt(name, own, spec, replica_of=model)
             files[f"{name}/1/model.yaml"] = model_yaml(own)
     return files
 

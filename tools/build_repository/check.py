@@ -21,6 +21,7 @@ from tokenrouter.replicas import replica_names
 from tokenrouter.vocabulary import check_same_tokenizer
 from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import name_problems
+from tools.build_repository.hosts import host_problems
 from tools.build_repository.kv_budget import deployment_budget
 from tools.build_repository.model_checks import caught, checkpoint_problems, model_problems
 from tools.build_repository.replicas import replica_problems, replicas_of
@@ -84,6 +85,9 @@ def _bullets(found: list[str]) -> list[str]:
 def _independent_problems(spec: DeploymentSpec, output: Path, weights: bool) -> Iterator[str]:
     """Problems that can be seen without the completed deployment."""
     yield from name_problems(spec)
+    if problems := list(host_problems(spec)):
+        yield from problems
+        return  # what follows looks at every replica by itself
     folders: dict[str, Path] = {}
     told: list[str] = []
     missing = False

@@ -73,7 +73,7 @@ def deployment_budget(spec: DeploymentSpec) -> Budget | None:
     Raises:
         ConfigError: a checkpoint is missing, or see `compute`.
     """
-    models = [_budget_model(name, model) for name, model in expanded(spec).items() if model.gpus]
+    models = [_budget_model(name, model) for name, model in expanded(spec.models).items() if model.gpus]
     return compute(models, spec.kv_budget) if models else None
 
 

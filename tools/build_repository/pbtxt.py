@@ -28,6 +28,7 @@ from tokenrouter.triton.tensors import (
 )
 from tokenrouter.yaml_files import Dumper
 from tools.build_repository.aliases import SHAPES
+from tools.build_repository.hosts import addresses, entry_parameters, model_parameters
 from tools.build_repository.routers import placed, policy_params, router_paths
 from tools.build_repository.spec import AliasSpec, BatchingSpec, DeploymentSpec, EntrySpec, ModelSpec, QueueSpec
 
@@ -37,15 +38,15 @@ _BUILT = """\
 # and tools.tune change its thresholds and write the files that follow from it again."""
 
 
-def entry_pbtxt(entry: EntrySpec, models: Mapping[str, ModelSpec]) -> str:
+def entry_pbtxt(spec: DeploymentSpec) -> str:
     """config.pbtxt of the entry model."""
-    return _entry(entry.name, entry, models, role="orchestrator", decoupled=True)
+    return _entry(spec.entry.name, spec, role="orchestrator", decoupled=True)
 
 
-def unary_pbtxt(entry: EntrySpec, models: Mapping[str, ModelSpec]) -> str:
+def unary_pbtxt(spec: DeploymentSpec) -> str:
     """config.pbtxt of the entry model for clients without streams."""
-    assert entry.unary is not None
-    return _entry(entry.unary, entry, models, role="unary", decoupled=False)
+    assert spec.entry.unary is not None
+    return _entry(spec.entry.unary, spec, role="unary", decoupled=False)
 
 
 def text_pbtxt(name: str, role: str, entry: EntrySpec, models: Mapping[str, ModelSpec]) -> str:
@@ -63,13 +64,14 @@ def text_pbtxt(name: str, role: str, entry: EntrySpec, models: Mapping[str, Mode
     )
 
 
-def _entry(name: str, entry: EntrySpec, models: Mapping[str, ModelSpec], *, role: str, decoupled: bool) -> str:
+def _entry(name: str, spec: DeploymentSpec, *, role: str, decoupled: bool) -> str:
+    parameters = _entry_parameters(spec.entry, spec.models, role)
     return _join(
-        _head(name, entry.max_batch_size, decoupled=decoupled),
+        _head(name, spec.entry.max_batch_size, decoupled=decoupled),
         _inputs(ENTRY_INPUTS),
         _outputs(ENTRY_OUTPUTS),
         _INSTANCE,
-        _parameters(_entry_parameters(entry, models, role)),
+        _parameters({**parameters, **entry_parameters(spec.models, spec.tls)}),
     )
 
 
@@ -111,8 +113,9 @@ def _entry_parameters(entry: EntrySpec, models: Mapping[str, ModelSpec], role: s
     return parameters
 
 
-def subserver_pbtxt(name: str, model: ModelSpec, entry: EntrySpec, *, replica_of: str) -> str:
-    """config.pbtxt of a subserver; `replica_of` is the model that `entry` knows."""
+def subserver_pbtxt(name: str, model: ModelSpec, spec: DeploymentSpec, *, replica_of: str) -> str:
+    """config.pbtxt of a subserver; `replica_of` is the model that the entry model knows."""
+    entry = spec.entry
     max_batch_size = max(int(model.options.get("max_batch_size", MAX_BATCH_SIZE)), model.batching.threshold)
     parameters = {"role": "subserver", "direct_kv_share": f"{model.direct_kv_share:g}"}
     if replica_of != name:
@@ -135,7 +138,7 @@ def subserver_pbtxt(name: str, model: ModelSpec, entry: EntrySpec, *, replica_of
         _outputs(SUBSERVER_OUTPUTS),
         _INSTANCE,
         _batching(model.batching),
-        _parameters(parameters),
+        _parameters({**parameters, **model_parameters(model, spec.tls)}),
     )
 
 
@@ -185,6 +188,10 @@ def built_yaml(spec: DeploymentSpec) -> str:
     content: dict[str, Any] = msgspec.to_builtins(replace(spec, entry=placed(spec.entry)))
     for done in ("checkpoints", "tuning"):  # paths are absolute, and what the search found stands in `batching`
         del content[done]
+    if not addresses(spec.models):
+        del content["tls"]
+        for model in content["models"].values():
+            del model["host"], model["listen"]
     return f"{_BUILT}\n{yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=115)}"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
 from tokenrouter.config import VERSION_FOLDER
 from tokenrouter.replicas import replica_names
-from tools.build_repository.spec import DeploymentSpec, ModelSpec
+from tools.build_repository.spec import ModelSpec
 
 
 def replicas_of(name: str, model: ModelSpec) -> dict[str, ModelSpec]:
@@ -25,13 +25,14 @@ def replicas_of(name: str, model: ModelSpec) -> dict[str, ModelSpec]:
         options = model.options
         if model.engine == "torch" and len(gpus) == 1:
             options = {"device": f"cuda:{gpus[0]}", **options}
-        found[replica] = replace(model, replicas=1, gpus=gpus, checkpoint=checkpoint, options=options)
+        host = model.host if isinstance(model.host, str) else model.host[number]
+        found[replica] = replace(model, replicas=1, gpus=gpus, checkpoint=checkpoint, options=options, host=host)
     return found
 
 
-def expanded(spec: DeploymentSpec) -> dict[str, ModelSpec]:
+def expanded(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
     """All replicas of all models by name, small first."""
-    return {name: own for model, of in spec.models.items() for name, own in replicas_of(model, of).items()}
+    return {name: own for model, of in models.items() for name, own in replicas_of(model, of).items()}
 
 
 def replica_problems(model: ModelSpec) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tokenrouter.batcher import Batching
+from tokenrouter.channel.tls import TlsSettings
 from tokenrouter.config import (
     MAX_REQUEST_SECONDS,
     VERSION_FOLDER,
@@ -160,6 +161,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         load_after: models that load before this one if they are there; computed for models that share GPUs.
         replicas: how many of it there are. The first has the model's name, the others `NAME_1`, `NAME_2`, ...; `gpus`
             names those of all of them in this order.
+        host: the host that serves it, as `host` or `host:port` (8004); of several replicas a list. Left out, the entry
+            model's.
+        listen: where it listens, if the host's own name for itself is another one, as in a container.
     """
 
     engine: str = ModelYaml.engine
@@ -175,6 +179,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     extend_tokens: int = 64
     load_after: tuple[str, ...] = ()
     replicas: Positive = 1
+    host: str | tuple[str, ...] = ""
+    listen: str = ""
 
 
 class KvBudgetSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,6 +237,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         checkpoints: folder that relative checkpoints and routers are relative to; by default that of the YAML file.
+        tls: how hosts trust each other, if there are several; see `tokenrouter.channel.tls.TlsSettings`.
         tuned: models whose thresholds `tools.dtmc apply` or `tools.tune` found; they write it into a built repository.
     """
 
@@ -239,6 +246,7 @@ class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoints: str = "."
     kv_budget: KvBudgetSpec = KvBudgetSpec()
     tuning: TuningSpec | None = None
+    tls: TlsSettings = TlsSettings()
     tuned: tuple[str, ...] = ()
 
 

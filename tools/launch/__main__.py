@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from tools.errors import complain, reported
 from tools.launch.decisions import Decisions, Limits
 from tools.launch.greeting import DEMO_PROMPT, ENTRY, greet
 from tools.launch.health import Health
+from tools.launch.remote import needed, wait, with_names
 from tools.launch.supervisor import GAVE_UP, Supervisor
 from tools.openai_server import OpenAiServer
 from tools.tritonserver.installation import find_installation
@@ -63,17 +65,25 @@ def launch(
     log_verbose: Annotated[int, typer.Option(help="Triton's own verbosity.")] = 0,
     model_control_mode: Annotated[str, typer.Option(help="none, explicit or poll.")] = "none",
     load_model: Annotated[list[str] | None, typer.Option(help="In explicit mode; may be repeated.")] = None,
+    load: Annotated[
+        list[str] | None, typer.Option(help="Models of this host, if others serve the rest: --load tokenrouter small.")
+    ] = None,
 ) -> None:
     """Starts tritonserver with our backend, prints how to call it, and keeps it alive until Ctrl-C."""
     stopped = threading.Event()
     limits = Limits(restart_limit, restart_window, load_s=ready_timeout, hang_s=hang_timeout)
     repository = Repository(model_repository)
+    names, arguments = with_names(load or (), arguments or (), repository.names())
+    if names:
+        model_control_mode, load_model = "explicit", names
+    loaded = [name for name in load_model or () if name != "*"]
+    remote = needed(repository, loaded)
     decisions = Decisions(_subservers(repository), limits, can_reload=model_control_mode != "poll")
     server = TritonServer(
         model_repository,
         ports=Ports(http_port, grpc_port, metrics_port),
         host=host,
-        extra_args=[*_control(model_control_mode, load_model or ()), *_verbose(log_verbose), *(arguments or ())],
+        extra_args=[*_control(model_control_mode, load_model or ()), *_verbose(log_verbose), *arguments],
         ready_timeout_s=ready_timeout,
         exit_timeout_s=exit_timeout,
         admin_key=admin_key,
@@ -81,14 +91,15 @@ def launch(
     # Before Triton loads for minutes: a port that is taken is told at once.
     openai_port = usable_port("openai", openai_port, host) if openai else 0
     with closing(Health(host, usable_port("supervisor", supervisor_port, host), decisions.status())) as health:
-        supervisor = Supervisor(server, decisions, health, stopped, console)
+        supervisor = Supervisor(server, decisions, health, stopped, console, remote=remote)
         _listen(stopped, supervisor, server)
-        _start(server, repository, stopped)
+        _start(server, loaded or repository.names(), stopped)
         front = None
         if openai and ENTRY in server.loaded_models():
             front = OpenAiServer(server, model_repository, entry=ENTRY, port=openai_port, host=host)
+        connected = partial(wait, needed=remote, within_s=ready_timeout, stopped=stopped.is_set)
         try:
-            code = _serve(supervisor, server, front, health, prompt if greeting else None, check=check)
+            code = _serve(supervisor, server, front, health, prompt if greeting else None, connected, check=check)
         except KeyboardInterrupt:  # while everything started again
             code = 0
     raise typer.Exit(code)
@@ -134,19 +145,18 @@ def _listen(stopped: threading.Event, supervisor: Supervisor, server: TritonServ
     signal.signal(signal.SIGUSR1, dump)
 
 
-def _start(server: TritonServer, repository: Repository, stopped: threading.Event) -> None:
+def _start(server: TritonServer, expected: Sequence[str], stopped: threading.Event) -> None:
     """Starts Triton and shows what is loading."""
     console.print(f"Triton: {find_installation().origin}", markup=False)
     with console.status("starting") as status:
-        server.wait = _progress(status, repository, stopped, server.loaded_models)
+        server.wait = _progress(status, expected, stopped, server.loaded_models)
         server.start()
 
 
 def _progress(
-    status: Status, repository: Repository, stopped: threading.Event, loaded: Callable[[], list[str]]
+    status: Status, expected: Sequence[str], stopped: threading.Event, loaded: Callable[[], list[str]]
 ) -> Callable[[float], None]:
     """Shows what is still loading, and one line for each model that has been loaded."""
-    expected = repository.names()
     shown: list[str] = []
 
     def show(seconds: float) -> None:
@@ -170,6 +180,7 @@ def _serve(
     front: OpenAiServer | None,
     health: Health,
     prompt: str | None,
+    connected: Callable[[str], list[str]],
     *,
     check: bool,
 ) -> int:
@@ -177,7 +188,7 @@ def _serve(
     # The front ends last: it tells its clients what became of their requests.
     with front or nullcontext():
         try:
-            code = _greeted(server, front, health, prompt, check=check)
+            code = _greeted(server, front, health, prompt, connected, check=check)
             if not code and not check:
                 console.print("\nCtrl-C stops the server. Its log from here on:")
                 code = supervisor.run(front)
@@ -188,12 +199,22 @@ def _serve(
 
 
 def _greeted(
-    server: TritonServer, front: OpenAiServer | None, health: Health, prompt: str | None, *, check: bool
+    server: TritonServer,
+    front: OpenAiServer | None,
+    health: Health,
+    prompt: str | None,
+    connected: Callable[[str], list[str]],
+    *,
+    check: bool,
 ) -> int:
     """What the user sees first; the exit code if that does not work."""
     version = f"Triton {server.version()}"
     console.print(f"[bold green]ready[/]: {server.http_url}, gRPC {server.grpc_url}, {server.metrics_url} ({version})")
     console.print(f"[bold green]supervised[/]: {health.url}/readyz")
+    if missing := connected(server.metrics_url):
+        # It is no fault of this host, and requests wait as long as they may.
+        complain(f"models of other hosts are not connected: {', '.join(missing)}; the log says why")
+        return 1 if check else 0
     if prompt is not None and ENTRY in server.loaded_models():
         try:
             answered = greet(console, server, front, prompt)

@@ -13,13 +13,14 @@ OpenAI server          it is started again
 =====================  =============================================================================================
 
 What dies within `Limits.collect_s` of a first death counts as one event. After more than `Limits.events` events in
-`Limits.window_s` the supervisor gives up, since whoever runs it (Kubernetes, systemd) can do what it cannot.
+`Limits.window_s` the supervisor gives up, since whoever runs it (Kubernetes, systemd) can do what it cannot. Models of
+other hosts are watched, too, and not brought back: that is their own supervisor's.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
@@ -49,6 +50,8 @@ class Condition(str, Enum):
     DEAD = "dead"
     RELOADING = "reloading"
     UNLOADED = "unloaded"
+    AWAY = "away"
+    """On another host, and not connected to this one's entry model."""
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,12 @@ class Decisions:
             self._unanswered.clear()
         elif self._phase is Phase.SERVING and now_s > self._started_s:
             self._unanswered.append(now_s)
+
+    def connected(self, models: Mapping[str, bool], *, now_s: float) -> None:
+        """Which models of other hosts are connected. Whoever runs those hosts brings them back."""
+        if self._phase is Phase.SERVING:
+            for model, is_connected in models.items():
+                self._set(model, Condition.UP if is_connected else Condition.AWAY, now_s)
 
     def stop(self) -> None:
         """The deployment is to end."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from tools.launch.connections import cut_clients
 from tools.launch.decisions import FRONT, SERVER, Decisions, GiveUp, Note, Reload, Restart, StartFront
 from tools.launch.follower import LogFollower
 from tools.launch.health import Health
+from tools.launch.remote import states
 from tools.launch.watch import Death, Watch
 from tools.openai_server import OpenAiServer
 from tools.tritonserver.installation import LaunchError
@@ -53,6 +54,7 @@ class Supervisor:
         health: what to tell.
         stopped: set when the launcher is to end; whoever sets it calls `wake`.
         console: takes a line for everything that happens.
+        remote: models of other hosts, by the entry model that is to be connected with them.
     """
 
     def __init__(
@@ -62,7 +64,10 @@ class Supervisor:
         health: Health,
         stopped: threading.Event,
         console: Console,
+        *,
+        remote: Mapping[str, Collection[str]] | None = None,
     ) -> None:
+        self._remote = remote or {}
         self._server = server
         self._decisions = decisions
         self._health = health
@@ -197,6 +202,9 @@ class Supervisor:
             self._told.put(partial(self._decisions.probed, answered, now_s=time.monotonic()))
             if not answered:
                 self._watch.wake()
+            elif self._remote:
+                found = states(self._server.metrics_url, self._remote)
+                self._told.put(partial(self._decisions.connected, found, now_s=time.monotonic()))
 
     # --- bringing back --------------------------------------------------------------------------------------------
 
@@ -208,6 +216,8 @@ class Supervisor:
         for model, pid in stubs.items():
             self._watch.add(model, pid)
         self._decisions.started(stubs, now_s=time.monotonic())
+        if self._remote:
+            self._decisions.connected(states(self._server.metrics_url, self._remote), now_s=time.monotonic())
 
     def _reload(self, action: Reload) -> None:
         self._abandoned = True

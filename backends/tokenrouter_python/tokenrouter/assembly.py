@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -51,6 +52,7 @@ class Entry:
         first = folders[config.models[0]]
         self.config = config
         self.root = repository.root
+        self.digest = repository.digest
         self.tokenizer = load_tokenizer(first)
         context = PolicyContext(
             config.models, str(repository.root), checkpoints=_nameable(config), tokenizer=self.tokenizer
@@ -145,19 +147,22 @@ def placement(config: SubserverConfig, repository: Repository) -> Placement:
     )
 
 
-def build_subserver(config: SubserverConfig, repository: Repository) -> Subserver:
-    """Loads the engine and wraps it into a subserver.
+def build_subserver(
+    config: SubserverConfig, repository: Repository, *, clock_ns: Callable[[], int] = time.monotonic_ns
+) -> Subserver:
+    """Loads the engine and wraps it into a subserver; `clock_ns` is that of its loop.
 
     Raises:
         ConfigError: names the file and the field.
     """
     from tokenrouter.subserver.machine import Subserver  # brings torch along, which no entry model needs
 
-    runner = _load_runner(config, repository)
+    runner = _load_runner(config, repository, clock_ns)
     engine = runner.engine
     blocks = engine.info.kv_blocks
     own = {"direct": int(blocks * config.direct_kv_share), "unary": int(blocks * config.unary_kv_share)}
     routed = (blocks - sum(own.values())) // config.routed_orchestrators
+    own["unary"] //= config.routed_orchestrators
     context = PolicyContext(
         (),
         str(repository.root),
@@ -172,17 +177,20 @@ def build_subserver(config: SubserverConfig, repository: Repository) -> Subserve
         context=lambda models: replace(context, models=models),
         policy_cache_bytes=config.policy_cache_bytes,
         model=config.model,
+        # Within one server two may be there for a moment, while an entry model is loaded again.
+        orchestrators=config.routed_orchestrators if config.host or config.routed_orchestrators > 1 else 0,
     )
 
 
-def _load_runner(config: SubserverConfig, repository: Repository) -> Runner[KvEngine]:
+def _load_runner(config: SubserverConfig, repository: Repository, clock_ns: Callable[[], int]) -> Runner[KvEngine]:
     """The engine, and what runs visits on an engine of this kind."""
     from tokenrouter.subserver.stepped import SteppingRunner
     from tokenrouter.subserver.submitted import SubmittingRunner
 
     if config.engine == "tensorrt_llm":
         owns_loop = load_tensorrt_llm(config.checkpoint, config.engine_options, placement(config, repository))
-        return SubmittingRunner(owns_loop, config.batching, clock_ns=time.monotonic_ns)
-    sharing = max(1, repository.engines().count(config.engine))
+        return SubmittingRunner(owns_loop, config.batching, clock_ns=clock_ns)
+    # Those on other hosts have cores of their own.
+    sharing = max(1, repository.engines(repository.host(config.name)).count(config.engine))
     stepped = load_engine(config.engine, config.checkpoint, config.engine_options, sharing=sharing)
-    return SteppingRunner(stepped, config.batching, clock_ns=time.monotonic_ns)
+    return SteppingRunner(stepped, config.batching, clock_ns=clock_ns)

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from tokenrouter.batcher import Batching
+from tokenrouter.channel.address import Address
+from tokenrouter.channel.tls import TlsSettings
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import PolicySpec
@@ -69,6 +71,8 @@ class EntryConfig:
         allow_added_tokens: accepts that a model's tokenizer has further tokens at its end (`allow_added_tokens`).
         allow_special_tokens: accepts that special tokens differ (`allow_special_tokens`, which needs `end_ids`).
         replicas: names by model (`replicas`, a JSON object); a model that is left out serves itself.
+        hosts: where those on other hosts listen, by name (`hosts`, a JSON object).
+        tls: how hosts trust each other (`tls`, a JSON object with the fields of `channel.tls.TlsSettings`).
     """
 
     name: str
@@ -89,6 +93,8 @@ class EntryConfig:
     allow_added_tokens: bool = False
     allow_special_tokens: bool = False
     replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    hosts: Mapping[str, Address] = field(default_factory=dict)
+    tls: TlsSettings = field(default_factory=TlsSettings)
 
     @property
     def all_replicas(self) -> dict[str, tuple[str, ...]]:
@@ -115,6 +121,9 @@ class SubserverConfig:
         load_after: models that load their engine before this one, if they load at all (`load_after` in model.yaml).
         replica_of: the model that it is a replica of (`replica_of`), if that has another name.
         routed_orchestrators: how many entry models share the KV that is left for routed requests; each has its part.
+        host: where orchestrators of other hosts find it (`host`); None: they do not.
+        listen: where it listens for them, if that is another address (`listen`).
+        tls: as in `EntryConfig`.
     """
 
     name: str
@@ -131,6 +140,9 @@ class SubserverConfig:
     load_after: tuple[str, ...] = ()
     replica_of: str = ""
     routed_orchestrators: int = 1
+    host: Address | None = None
+    listen: Address | None = None
+    tls: TlsSettings = field(default_factory=TlsSettings)
 
     @property
     def model(self) -> str:
@@ -275,6 +287,11 @@ def _check_replicas(config: EntryConfig) -> None:
         raise ConfigError(
             f"model {config.name!r}: parameter replicas is {json.dumps(given)}; it names the replicas of each of "
             f"{', '.join(config.models)} that has several, each once"
+        )
+    if strange := sorted(config.hosts.keys() - set(names)):
+        raise ConfigError(
+            f"model {config.name!r}: parameter hosts has {strange[0]!r}, to which it does not route; it routes to "
+            f"{', '.join(names)}"
         )
 
 
@@ -456,6 +473,15 @@ def _replicas(text: str) -> dict[str, tuple[str, ...]]:
     return msgspec.json.decode(text, type=dict[str, tuple[str, ...]])
 
 
+def _hosts(text: str) -> dict[str, Address]:
+    found = msgspec.json.decode(text, type=dict[str, str])
+    return {name: Address.parse(host) for name, host in found.items()}
+
+
+def _tls(text: str) -> TlsSettings:
+    return msgspec.json.decode(text, type=TlsSettings)
+
+
 def _microseconds(text: str) -> int:
     return _natural(text) * 1000
 
@@ -481,6 +507,7 @@ _PRIORITIES: dict[str, _Row] = {
     "policies": ("priority_queue_policy", _level_policies, 'a JSON object such as {"1": {"max_queue_size": 8}}'),
 }
 _MAX_REQUEST: _Row = ("max_request_seconds", _seconds, "seconds, at least 0; 0 = no limit")
+_TLS: _Row = ("tls", _tls, 'a JSON object such as {"folder": "/etc/tokenrouter/tls", "peers": ["entry.example"]}')
 _POLICY_CACHE: _Row = ("policy_cache_mib", _mebibytes, "MiB, at least 1")
 _ENTRY: dict[str, _Row] = {
     "policy_checkpoints": ("policy_checkpoints", _paths, 'a JSON list such as ["tokenrouter/1/routers/r2r.pt"]'),
@@ -500,6 +527,8 @@ _ENTRY: dict[str, _Row] = {
     "allow_added_tokens": ("allow_added_tokens", _boolean, "true or false"),
     "allow_special_tokens": ("allow_special_tokens", _boolean, "true or false"),
     "replicas": ("replicas", _replicas, 'a JSON object such as {"large": ["large", "large_1"]}'),
+    "hosts": ("hosts", _hosts, 'a JSON object such as {"large": "gpu-b.example:8004"}'),
+    "tls": _TLS,
 }
 _SUBSERVER: dict[str, _Row] = {
     "direct_kv_share": ("direct_kv_share", _share, "a number in [0, 1)"),
@@ -509,6 +538,9 @@ _SUBSERVER: dict[str, _Row] = {
     "policy_cache_bytes": _POLICY_CACHE,
     "replica_of": ("replica_of", str, "a model's name"),
     "routed_orchestrators": ("routed_orchestrators", _positive, "a whole number of at least 1"),
+    "host": ("host", Address.parse, "a host or host:port"),
+    "listen": ("listen", Address.parse, "a host or host:port"),
+    "tls": _TLS,
 }
 _TABLE: dict[str, _Row] = {
     "by_in_flight": ("batch_thresholds", _thresholds, 'a JSON object such as {"1": 1, "8": 4}'),

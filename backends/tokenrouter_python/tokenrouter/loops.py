@@ -64,6 +64,7 @@ class DecodingLoop:
         carrier: a carrier that listens.
         changed: called in the loop's thread whenever statistics may have changed; cheap.
         broke: called in the loop's thread when an exception has ended it, after everything is freed.
+        clock_ns: that of the carrier and of the engine.
     """
 
     def __init__(
@@ -74,7 +75,9 @@ class DecodingLoop:
         changed: Callable[[], None] = _nothing,
         broke: Callable[[], None] = _nothing,
         name: str = "decoding",
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self._clock_ns = clock_ns
         self._build = build
         self._carrier = carrier
         self._changed = changed
@@ -134,7 +137,7 @@ class DecodingLoop:
         threading.Thread(target=load, name="load-policy", daemon=True).start()
 
     def _turn(self, subserver: Subserver) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         plan = subserver.poll(now_ns=now_ns)
         # Work is at hand, or a time is known, or only a message or the engine's news will wake this thread.
         look_ns = plan.at_ns if isinstance(plan, WaitUntil) else None if plan is None else now_ns
@@ -144,7 +147,7 @@ class DecodingLoop:
         self._changed()
 
     def _work(self, subserver: Subserver, events: Iterable[Event]) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         for event in events:
             self._handle(subserver, event, now_ns)
         while self._inbox:

@@ -78,6 +78,19 @@ class Scrape:
         return math.nan
 
 
+def connected(page: str, entry: str) -> dict[str, bool]:
+    """Whether each replica is connected to an entry model, as a metrics page says; empty if that has said nothing."""
+    found = _parse(page, "tokenrouter_connected")
+    names = found.labels("tokenrouter_connected", "subserver", model=entry)
+    return {name: found.value("tokenrouter_connected", model=entry, subserver=name) > 0 for name in names}
+
+
+def fetch(url: str, *, timeout_s: float = 10.0) -> str:
+    """The text of a metrics page."""
+    with http_open(url, timeout=timeout_s) as response:
+        return str(response.read().decode("utf-8"))
+
+
 def busy(url: str) -> dict[str, float]:
     """The `IDLE_GAUGES` that are not 0 on a metrics page, summed over models."""
     page = scrape(url, *IDLE_GAUGES)
@@ -102,12 +115,7 @@ def scrape(url: str, *names: str) -> Scrape:
         url: for example ``http://127.0.0.1:8002/metrics``.
         names: parses only samples whose names begin like one of these; a whole page takes some 20 ms of CPU time.
     """
-    return _parse(_fetch(url), *names)
-
-
-def _fetch(url: str) -> str:
-    with http_open(url, timeout=10) as response:
-        return str(response.read().decode("utf-8"))
+    return _parse(fetch(url), *names)
 
 
 def _parse(text: str, *names: str) -> Scrape:
@@ -132,7 +140,7 @@ def fresh_scrape(url: str, model: str, *, patience_s: float = 5.0) -> Scrape:
     until = time.monotonic() + patience_s
     while time.monotonic() < until:
         time.sleep(_POLL_S)
-        text = _fetch(url)
+        text = fetch(url)
         if _parse(text, TAKEN).value(TAKEN, model=model) != last:
             return _parse(text)
     raise TimeoutError(f"{url}: model {model!r} has published nothing for {patience_s:g} s; is there load?")

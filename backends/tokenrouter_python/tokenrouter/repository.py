@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenrouter.channel.address import Address
 from tokenrouter.config import (
     ENTRY_ROLES,
     EntryConfig,
@@ -143,15 +146,65 @@ class Repository:
         """
         return ModelYaml.read(self.version(name)).checkpoint
 
-    def engines(self) -> list[str]:
-        """The engine of every model that has one; a model.yaml that will not load is passed over."""
+    def engines(self, host: str | None = None) -> list[str]:
+        """The engine of every model that has one; a model.yaml that will not load is passed over.
+
+        Args:
+            host: only of models on this host, named as in `host`.
+        """
         engines = []
         for name in self.names():
             try:
-                engines.append(ModelYaml.read(self.version(name)).engine)
+                if host is None or self.host(name) == host:
+                    engines.append(ModelYaml.read(self.version(name)).engine)
             except ConfigError:
                 continue
         return engines
+
+    def host(self, name: str) -> str:
+        """The host of a model, without its port; "" for that of the entry model.
+
+        Raises:
+            ConfigError: its config.pbtxt is broken.
+        """
+        text = str(self.config(name).get("parameters", {}).get("host", {}).get("string_value", ""))
+        try:
+            return Address.parse(text).host if text else ""
+        except ValueError as exc:
+            raise ConfigError(f"{self.root / name / 'config.pbtxt'}: parameter host: {exc}") from exc
+
+    def digest(self) -> str:
+        """Of everything that has to be the same on all hosts of a deployment, or its tokens would be others.
+
+        That is who routes between whom, by which policy, and what of each model tells one engine or checkpoint from
+        another. Thresholds, limits and addresses may differ. A model that will not load is passed over.
+        """
+        digest = hashlib.sha256()
+        for name in self.names():
+            try:
+                facts = self._facts(name)
+            except (ConfigError, OSError):
+                continue
+            digest.update(json.dumps([name, facts], sort_keys=True, default=str).encode())
+        return digest.hexdigest()
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        if self._has_role(name, ("subserver",)):
+            model = ModelYaml.read(self.version(name))
+            files = [model.checkpoint / file for file in ("config.json", "tokenizer.json")]
+            # Where it lies, and on which GPU, is this host's own business.
+            options = {key: value for key, value in model.options.items() if key not in ("device", "threads")}
+            return {"engine": model.engine, "options": options, "files": _contents(files)}
+        if not self._has_role(name, ENTRY_ROLES):
+            return {}
+        entry = entry_config(self.config(name))
+        routers = sorted(path for path in self.root.glob(f"{name}/*/routers/*") if path.is_file())
+        return {
+            "models": entry.all_replicas,
+            "policy": [entry.policy.name, json.loads(entry.policy.params)],
+            "end_ids": entry.end_ids,
+            "files": _contents(routers),
+        }
 
     def _entries(self) -> list[str]:
         return [name for name in self.names() if self._is_entry(name)]
@@ -162,6 +215,11 @@ class Repository:
     def _has_role(self, name: str, roles: Collection[str]) -> bool:
         config = self.config(name)
         return config.get("backend") == BACKEND and role_of(config) in roles
+
+
+def _contents(paths: Iterable[Path]) -> list[tuple[str, str]]:
+    """Names and digests of files, of those that are there."""
+    return [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths if path.is_file()]
 
 
 def _read_pbtxt(path: Path) -> dict[str, Any]:

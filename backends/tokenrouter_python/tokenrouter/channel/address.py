@@ -17,21 +17,21 @@ class Address:
     port: int = DEFAULT_PORT
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """From ``host``, ``host:port`` or ``[IPv6]:port``.
+    def parse(cls, text: str, port: int = DEFAULT_PORT) -> Address:
+        """From ``host``, ``host:port`` or ``[IPv6]:port``; `port` if it names none.
 
         Raises:
             ValueError: it is none of them.
         """
-        host, colon, port = text.strip().rpartition(":")
-        if not colon or (":" in host and not host.startswith("[")) or port.endswith("]"):
-            host, port = text.strip(), str(DEFAULT_PORT)
+        host, colon, digits = text.strip().rpartition(":")
+        if not colon or (":" in host and not host.startswith("[")) or digits.endswith("]"):
+            host, digits = text.strip(), str(port)
         host = host.removeprefix("[").removesuffix("]")
-        if not host or any(sign.isspace() or sign in "/@,[]" for sign in host) or not port.isdecimal():
+        if not host or any(sign.isspace() or sign in "/@,[]" for sign in host) or not digits.isdecimal():
             raise ValueError(f"{text!r} is no host, host:port or [IPv6]:port")
-        if not 1 <= int(port) <= 65535:
-            raise ValueError(f"{text!r} has port {port}; ports lie in 1..65535")
-        return cls(host, int(port))
+        if not 1 <= int(digits) <= 65535:
+            raise ValueError(f"{text!r} has port {digits}; ports lie in 1..65535")
+        return cls(host, int(digits))
 
     @property
     def is_numeric(self) -> bool:

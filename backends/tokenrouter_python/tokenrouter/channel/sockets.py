@@ -237,7 +237,8 @@ class SocketCarrier:
             same = old.remote is not None and old.remote.link.peer is not None and old.dialler is connection.dialler
             if same and old.remote.link.peer.instance == instance:  # type: ignore[union-attr]
                 self._end(old, "its process has connected anew")
-        connection.name = f"{remote.link.peer.name} at {connection.name}"
+        if connection.dialler is None:
+            connection.name = f"{remote.link.peer.name} at {connection.name}"
         log.info("connected: %s", connection.name)
         self._count(connection)
 

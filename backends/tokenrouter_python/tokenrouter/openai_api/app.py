@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2 as httpx
 from fastapi import APIRouter, FastAPI, Request
@@ -14,6 +15,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from tokenrouter import __version__
+from tokenrouter.metrics_page import connected
 from tokenrouter.openai_api import api, playground
 from tokenrouter.openai_api.body_limit import BodyLimit
 from tokenrouter.openai_api.deployment import Deployment
@@ -91,11 +93,29 @@ operation = APIRouter()
 async def ready(request: Request) -> Response:
     state = request.app.state
     served = {state.deployment.entry: (state.deployment.entry,), **state.deployment.config.all_replicas}
-    absent = await state.triton.ready([name for replicas in served.values() for name in replicas])
+    remote = state.deployment.config.hosts
+    absent = await state.triton.ready([name for names in served.values() for name in names if name not in remote])
+    absent += await _unconnected(state) if remote else []
     missing = [model for model, replicas in served.items() if set(replicas) <= set(absent)]
     if missing:
         raise ApiError(503, f"not ready: {', '.join(missing)}", code="unavailable")
     return PlainTextResponse("ready\n")
+
+
+async def _metrics_page(url: str) -> httpx.Response:
+    try:
+        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+            page: httpx.Response = await client.get(url)
+    except httpx.HTTPError as exc:
+        raise ApiError(503, f"Triton's metrics page does not answer: {exc}", code="unavailable") from exc
+    return page
+
+
+async def _unconnected(state: Any) -> list[str]:
+    """Models of other hosts to which the entry model has no connection, by what it publishes."""
+    url = state.settings.metrics_url
+    found = connected((await _metrics_page(url)).text, state.deployment.entry) if url else {}
+    return [name for name in state.deployment.config.hosts if not found.get(name)]
 
 
 @operation.get(
@@ -105,9 +125,5 @@ async def metrics(request: Request) -> Response:
     url = request.app.state.settings.metrics_url
     if url is None:
         raise ApiError(404, "this server was started without --metrics-url")
-    try:
-        async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
-            page = await client.get(url)
-    except httpx.HTTPError as exc:
-        raise ApiError(503, f"Triton's metrics page does not answer: {exc}", code="unavailable") from exc
+    page = await _metrics_page(url)
     return Response(page.content, page.status_code, media_type=page.headers.get("content-type"))

@@ -79,6 +79,7 @@ class _Peer:
     """A connected orchestrator, with its sequences by request."""
 
     name: str
+    share: str
     models: tuple[str, ...]
     in_flight: int = 0
     sequences: dict[int, ModelSequence] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Subserver:
         context: builds the policy context for a peer's list of models.
         policy_cache_bytes: most that loaded policies of one such list hold.
         model: the model that it is a replica of, as policies know it; by default it has the same name.
+        orchestrators: most of one entry model that may be connected, each with its share; 0 = no limit.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Subserver:
         context: Callable[[tuple[str, ...]], PolicyContext],
         policy_cache_bytes: int = MAX_BYTES,
         model: str = "",
+        orchestrators: int = 0,
     ) -> None:
         info = runner.engine.info
         if info.max_num_tokens <= info.max_batch:
@@ -123,6 +126,7 @@ class Subserver:
         self.outbox: list[tuple[int, ToOrchestrator]] = []
         self._runner = runner
         self._shares = shares
+        self._orchestrators = orchestrators
         self._context = context
         self._policy_cache_bytes = policy_cache_bytes
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
@@ -217,7 +221,8 @@ class Subserver:
             raise ProtocolError(f"{hello.peer} asks for the unknown KV share {hello.share!r}")
         if self.model not in hello.models:
             raise ProtocolError(f"{hello.peer} does not list this model, {self.model}, among {hello.models}")
-        self._peers[peer] = _Peer(hello.peer, hello.models)
+        self._check_room(hello)
+        self._peers[peer] = _Peer(hello.peer, hello.share, hello.models)
         self._prepare(hello, now_ns)
         info = self.engine.info
         greeting = ModelInfo(
@@ -234,6 +239,15 @@ class Subserver:
             oldest=OLDEST_VERSION,
         )
         self.outbox.append((peer, greeting))
+
+    def _check_room(self, hello: Hello) -> None:
+        """One more would take KV that was promised to others."""
+        same = sum((peer.name, peer.share) == (hello.peer, hello.share) for peer in self._peers.values())
+        if self._orchestrators and hello.share != "direct" and same >= self._orchestrators:
+            raise ProtocolError(
+                f"{same} of entry model {hello.peer!r} are connected to {self.name} already and share its KV; for more "
+                "raise entry.routed_orchestrators and build the repository again"
+            )
 
     def _prepare(self, hello: Hello, now_ns: int) -> None:
         """Loads what the deployment's policy needs here, so that the first request does not wait for it."""

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from tokenrouter import telemetry
 from tokenrouter.assembly import Entry
-from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
+from tokenrouter.channel.ends import dialling
+from tokenrouter.channel.unix import runtime_dir
 from tokenrouter.errors import InvalidRequest, RequestCancelled, RouterError, contained
 from tokenrouter.loops import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
@@ -85,9 +86,15 @@ class Frontend:
         self._by_id: WeakValueDictionary[str, TritonReply] = WeakValueDictionary()
         self._inputs = inputs
         self._outputs = outputs
-        directory = runtime_dir()
-        replicas = [name for names in entry.config.all_replicas.values() for name in names]
-        carrier = UnixCarrier(dial={name: socket_path(directory, name) for name in replicas})
+        config = entry.config
+        replicas = [each for names in config.all_replicas.values() for each in names]
+        carrier = dialling(
+            name,
+            {each: config.hosts.get(each) for each in replicas},
+            runtime_dir(),
+            tls=config.tls,
+            repository=entry.digest,
+        )
         self._broke = broke
         self._loop = OrchestratorLoop(
             orchestrator, carrier, hello=entry.hello(name, share), changed=changed, broke=self._loop_broke

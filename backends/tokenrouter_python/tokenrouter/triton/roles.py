@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import triton_python_backend_utils as pb_utils
 
 from tokenrouter.assembly import Entry, build_subserver, direct_entry
-from tokenrouter.channel.unix import UnixCarrier, runtime_dir, socket_path
+from tokenrouter.channel.ends import serving
+from tokenrouter.channel.unix import runtime_dir
 from tokenrouter.config import refuse_instances, role_of
 from tokenrouter.deadline import DeadlineWatch
 from tokenrouter.errors import ConfigError
@@ -100,10 +101,21 @@ class SubserverRole:
         self._metrics = SubserverMetrics(name)
         self._publisher = Publisher(lambda: self._metrics.publish(self._subserver))
         directory = runtime_dir()
-        with turn_to_load(name, config.load_after, directory):
+        # Those on other hosts take no memory from it.
+        neighbours = [other for other in config.load_after if repository.host(other) == repository.host(name)]
+        with turn_to_load(name, neighbours, directory):
+            carrier = serving(
+                name,
+                directory,
+                public=config.host,
+                listen=config.listen,
+                tls=config.tls,
+                repository=repository.digest,
+                patience_s=_predecessor_s(),
+            )
             self._loop = DecodingLoop(
                 lambda: build_subserver(config, repository),
-                UnixCarrier(listen=socket_path(directory, name), patience_s=_predecessor_s()),
+                carrier,
                 changed=self._publisher.changed,
                 broke=self._abandon,
                 name=f"decoding-{name}",

@@ -1,0 +1,1 @@
+"""A deployment on two hosts, shown on one machine: `python -m tools.hosts`, what `make hosts` calls."""
