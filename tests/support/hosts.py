@@ -50,9 +50,9 @@ class Hosts:
         """A running server of these models."""
         return self.stack.enter_context(self.server(*models, **options))
 
-    def near(self) -> TritonServer:
-        """The entry model's host."""
-        return self.start("tokenrouter", "small")
+    def near(self, *entries: str) -> TritonServer:
+        """The entry model's host, with further entry models."""
+        return self.start("tokenrouter", "small", *entries)
 
     def far(self) -> TritonServer:
         """The large model's host."""
@@ -80,19 +80,19 @@ def trial_keys(folder: Path, *, lasts: timedelta = timedelta(days=1), **options:
 
 
 @contextmanager
-def two_hosts(*, entry: dict[str, Any] | None = None, delay_s: float = 0.0, **tls: Any) -> Iterator[Hosts]:
+def two_hosts(*entries: dict[str, Any], **tls: Any) -> Iterator[Hosts]:
     """A repository, certificates and the link; ends whatever was started.
 
     Args:
-        entry: fields of `EntrySpec`.
-        delay_s: of the link, one way.
+        entries: fields of `EntrySpec`, of each entry model.
         tls: fields of `TlsSettings`.
     """
     with tempfile.TemporaryDirectory(prefix="hosts-") as name, ExitStack() as stack:
         folder = Path(name)
         far = Address(FAR, free_port(FAR))
-        relay = stack.enter_context(Relay(Address(NEAR, 0), far, delay_s=delay_s))
+        relay = stack.enter_context(Relay(Address(NEAR, 0), far))
         small = Address(NEAR, free_port(NEAR, taken=[far.port, relay.address.port]))
-        spec = hosts_spec(small, relay.address, far, entry=entry, **tls)
-        repository = write_emulated(folder / "repository", spec)
+        repository = folder / "repository"
+        for entry in entries:
+            write_emulated(repository, hosts_spec(small, relay.address, far, entry=entry, **tls))
         yield Hosts(folder, repository, trial_keys(folder / "keys"), relay, far, stack)
