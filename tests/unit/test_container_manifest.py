@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from tools.build_repository.spec import DeploymentSpec
-from tools.container.manifest import CHART, MANIFEST, ROOT, header, render
+from tools.container.manifest import CHART, MANIFEST, ROOT, WRITTEN, header, render
 
 DOCUMENTS: list[dict[str, Any]] = [
     document for document in yaml.safe_load_all(MANIFEST.read_text("utf-8")) if document is not None
@@ -43,13 +44,14 @@ def triton(pod: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def test_manifest_was_rendered_from_this_chart() -> None:
-    assert MANIFEST.read_text("utf-8").startswith(header()), "run python -m tools.container.manifest (needs helm)"
+@pytest.mark.parametrize("path", WRITTEN.values(), ids=lambda path: path.name)
+def test_manifest_was_rendered_from_this_chart(path: Path) -> None:
+    assert path.read_text("utf-8").startswith(header()), "run python -m tools.container.manifest (needs helm)"
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
-def test_helm_renders_the_manifest() -> None:
-    assert render() == MANIFEST.read_text("utf-8")
+def test_helm_renders_the_manifests() -> None:
+    assert render() == {path: path.read_text("utf-8") for path in WRITTEN.values()}
 
 
 def test_schema_of_values_knows_exactly_the_values() -> None:

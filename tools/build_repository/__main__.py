@@ -14,7 +14,7 @@ from tokenrouter.errors import ConfigError
 from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import BUILT, built_deployment, repository_files, tree, write_repository
 from tools.build_repository.check import checked
-from tools.build_repository.kv_budget import deployment_budget, tables
+from tools.build_repository.kv_budget import host_budgets, tables
 from tools.build_repository.spec import DeploymentSpec, load_spec
 from tools.build_repository.tuning import kept, undone
 from tools.errors import reported
@@ -28,6 +28,9 @@ def build(
     checkpoints: Annotated[
         Path | None,
         typer.Option(help="Folder of checkpoints and routers; overrides TOKENROUTER_CHECKPOINTS and the file's own."),
+    ] = None,
+    overlay: Annotated[
+        Path | None, typer.Option(help="YAML file whose fields replace those of --config, or join them.")
     ] = None,
     keep_tuning: Annotated[
         bool | None,
@@ -43,11 +46,11 @@ def build(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the files instead of writing them.")] = False,
 ) -> None:
     """Builds a model repository. Nothing is written before everything is checked."""
-    spec = load_spec(config, checkpoints)
+    spec = load_spec(config, checkpoints, overlay)
     finished = checked(spec, output, weights=not without_weights)
     if (output / BUILT).is_file():
         finished = _tuned(built_deployment(output), finished, output, keep_tuning)
-    budget = deployment_budget(with_arguments(spec))
+    budgets = host_budgets(with_arguments(spec))
     if dry_run:
         print(f"{output}/\n{tree(finished)}\n")
         for relative, text in repository_files(finished).items():
@@ -57,7 +60,7 @@ def build(
         for path in write_repository(finished, output):
             print(path)
         _remind(finished, output)
-    if budget is not None:
+    for budget in budgets:
         for table in tables(budget):
             Console().print(table)
     if dry_run:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from tokenrouter.config import merged
 from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
+from tools.build_repository.replicas import replicas_of
 from tools.build_repository.spec import DeploymentSpec, ModelSpec
 
 # max_tokens decides; the fraction only has to allow it, also to a model that finds the GPU half full.
@@ -26,7 +27,7 @@ def with_arguments(spec: DeploymentSpec) -> DeploymentSpec:
 
 def _with_arguments(model: ModelSpec) -> ModelSpec:
     if model.engine == "tensorrt_llm":
-        gpus = len(model.gpus) // model.replicas
+        gpus = len(next(iter(replicas_of("", model).values())).gpus)
         options = tensorrt_llm(model.options, gpus=gpus, extend_tokens=model.extend_tokens)
         return replace(model, options=options)
     if model.engine == "torch" and len(model.gpus) == 1:

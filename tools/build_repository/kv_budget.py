@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tokenrouter.channel.address import Address
 from tokenrouter.config import TOKENS_PER_BLOCK
 from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
 from tokenrouter.errors import ConfigError
@@ -73,8 +74,29 @@ def deployment_budget(spec: DeploymentSpec) -> Budget | None:
     Raises:
         ConfigError: a checkpoint is missing, or see `compute`.
     """
-    models = [_budget_model(name, model) for name, model in expanded(spec.models).items() if model.gpus]
-    return compute(models, spec.kv_budget) if models else None
+    budgets = host_budgets(spec)
+    if not budgets:
+        return None
+    return Budget(
+        tuple(model for budget in budgets for model in budget.models),
+        spec.kv_budget,
+        {name: tokens for budget in budgets for name, tokens in budget.tokens.items()},
+        {name: order for budget in budgets for name, order in budget.load_after.items()},
+    )
+
+
+def host_budgets(spec: DeploymentSpec) -> list[Budget]:
+    """The budget of every host that has GPUs: what lies on one takes nothing from another.
+
+    Raises:
+        ConfigError: as `deployment_budget`.
+    """
+    hosts: dict[str, list[BudgetModel]] = {}
+    for name, model in expanded(spec.models).items():
+        if model.gpus:
+            host = Address.parse(str(model.host)).host if model.host else ""
+            hosts.setdefault(host, []).append(_budget_model(name, model))
+    return [compute(models, spec.kv_budget) for models in hosts.values()]
 
 
 def _budget_model(name: str, model: ModelSpec) -> BudgetModel:

@@ -12,14 +12,14 @@ from tools.build_repository.spec import ModelSpec
 
 
 def replicas_of(name: str, model: ModelSpec) -> dict[str, ModelSpec]:
-    """Every replica as a model of its own: the GPUs are dealt out in order, each replica gets as many.
+    """Every replica as a model of its own: the GPUs of one host are dealt out in order, each replica gets as many.
 
     The version folder of the first one holds the checkpoint of all, if it is not elsewhere.
     """
     share = len(model.gpus) // model.replicas
     found = {}
     for number, replica in enumerate(replica_names(name, model.replicas)):
-        gpus = model.gpus[number * share : (number + 1) * share]
+        gpus = model.gpus[number * share : (number + 1) * share] if isinstance(model.host, str) else model.gpus
         shared = number and model.checkpoint == VERSION_FOLDER
         checkpoint = f"../../{name}/1" if shared else model.checkpoint
         options = model.options
@@ -37,7 +37,7 @@ def expanded(models: Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
 
 def replica_problems(model: ModelSpec) -> Iterator[str]:
     """GPUs that cannot be dealt out."""
-    if len(model.gpus) % model.replicas:
+    if isinstance(model.host, str) and len(model.gpus) % model.replicas:
         yield (
             f"replicas is {model.replicas}, but gpus names {len(model.gpus)}; name as many GPUs for each replica, "
             "those of the first one first"

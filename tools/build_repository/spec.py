@@ -17,6 +17,7 @@ from tokenrouter.config import (
     ModelYaml,
     SubserverConfig,
     checked_paths,
+    merged,
 )
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
@@ -149,7 +150,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         engine: name of the engine.
         options: the engine's part of model.yaml; what is left out is filled in (see `arguments`).
         checkpoint: folder in Hugging Face format; by default the version folder itself.
-        gpus: indices of the GPUs it is split over; several models may share one.
+        gpus: indices of the GPUs it is split over; several models of one host may share one.
         batching: thresholds.
         direct_kv_share: share of the KV pool for calls that go to this model directly.
         unary_kv_share: likewise for those of `entry.unary`, if there is one.
@@ -161,8 +162,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         load_after: models that load before this one if they are there; computed for models that share GPUs.
         replicas: how many of it there are. The first has the model's name, the others `NAME_1`, `NAME_2`, ...; `gpus`
             names those of all of them in this order.
-        host: the host that serves it, as `host` or `host:port` (8004); of several replicas a list. Left out, the entry
-            model's.
+        host: the host that serves it, as `host` or `host:port` (8004); of several replicas a list, and `gpus` are then
+            those of each. Left out, the entry model's.
         listen: where it listens, if the host's own name for itself is another one, as in a container.
     """
 
@@ -250,20 +251,24 @@ class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tuned: tuple[str, ...] = ()
 
 
-def load_spec(path: Path, checkpoints: Path | None = None) -> DeploymentSpec:
+def load_spec(path: Path, checkpoints: Path | None = None, overlay: Path | None = None) -> DeploymentSpec:
     """The deployment in a YAML file, all its paths absolute.
 
     Args:
         path: the file.
         checkpoints: overrides the file's `checkpoints`, as does the environment variable TOKENROUTER_CHECKPOINTS.
+        overlay: another YAML file whose fields replace those of the first, or join them.
 
     Raises:
         ConfigError: names the file and the field.
     """
+    content, files = load_yaml(path), str(path)
+    if overlay is not None:
+        content, files = merged(content, load_yaml(overlay)), f"{path} with {overlay}"
     try:
-        spec = msgspec.convert(load_yaml(path), DeploymentSpec, strict=False)
+        spec = msgspec.convert(content, DeploymentSpec, strict=False)
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"{path}: {exc}") from exc
+        raise ConfigError(f"{files}: {exc}") from exc
     folder = path.absolute().parent
     given = checkpoints or os.environ.get(CHECKPOINTS_VARIABLE)
     base = Path(given).absolute() if given else folder / spec.checkpoints

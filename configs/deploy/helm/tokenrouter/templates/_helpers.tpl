@@ -45,3 +45,51 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: { drop: [ALL] }
 {{- end }}
+
+{{/* Seconds in which callers learn of a pod's end before its server does. */}}
+{{- define "tokenrouter.drain" -}}
+5
+{{- end }}
+
+{{/* Every replica of every model: its name -> the model's part of the deployment. */}}
+{{- define "tokenrouter.replicas" -}}
+{{- range $name, $model := include "tokenrouter.models" . | fromYaml }}
+{{- range $number := until ($model.replicas | default 1 | int) }}
+{{ ternary $name (printf "%s_%d" $name $number) (eq $number 0) }}: {{ $model | toJson }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* GPUs of a model's own pod: enough for the highest index that it names. */}}
+{{- define "tokenrouter.model-gpus" -}}
+{{- $highest := 0 -}}
+{{- range (.gpus | default (list 0)) }}{{ $highest = max $highest (int .) }}{{ end -}}
+{{- add1 $highest }}
+{{- end }}
+
+{{/* What the entry model's pod loads: it, and its other names. */}}
+{{- define "tokenrouter.entries" -}}
+{{- $entry := (fromYaml .Values.deployment).entry | default dict -}}
+{{- $aliases := ternary $entry.aliases (dict "ensemble" nil "tensorrt_llm_bls" nil) (hasKey $entry "aliases") -}}
+{{- $names := concat (list ($entry.name | default "tokenrouter")) (keys ($aliases | default dict) | sortAlpha) -}}
+{{- with $entry.unary }}{{ $names = append $names . }}{{ end -}}
+{{- toYaml $names }}
+{{- end }}
+
+{{/* What the layout adds to the deployment: where each model is, and who may call it there. */}}
+{{- define "tokenrouter.hosts" -}}
+{{- $name := include "tokenrouter.name" . -}}
+{{- $namespace := .Release.Namespace -}}
+entry: { routed_orchestrators: {{ max 1 (int .Values.replicas) }} }
+tls: { mode: {{ .Values.hosts.tls }}, folder: /etc/tokenrouter/tls, peers: [{{ printf "%s.%s.svc" $name $namespace | quote }}] }
+models:
+{{- range $model, $own := include "tokenrouter.models" . | fromYaml }}
+  {{ $model }}:
+    listen: 0.0.0.0
+    host:
+    {{- range $number := until ($own.replicas | default 1 | int) }}
+      {{- $replica := ternary $model (printf "%s_%d" $model $number) (eq $number 0) }}
+      - {{ printf "%s-%s.%s.svc" $name (include "tokenrouter.dns" $replica) $namespace }}
+    {{- end }}
+{{- end }}
+{{- end }}
