@@ -17,7 +17,7 @@ _STRANGER_FRAME = 1 << 20
 class Cipher(Protocol):
     """What lies between the socket and the frames."""
 
-    def decrypt(self, data: bytes) -> bytes:
+    def decrypt(self, data: bytes | memoryview) -> bytes:
         """What of the peer's bytes is text by now; handshakes go on in here, also with no bytes.
 
         Raises:
@@ -55,8 +55,8 @@ class Plain:
     def __init__(self) -> None:
         self._outgoing = bytearray()
 
-    def decrypt(self, data: bytes) -> bytes:
-        return data
+    def decrypt(self, data: bytes | memoryview) -> bytes:
+        return bytes(data)
 
     def encrypt(self, data: bytes) -> None:
         self._outgoing += data
@@ -96,7 +96,7 @@ class Remote:
         self._cipher.decrypt(b"")
         self._flush()
 
-    def feed(self, data: bytes, *, now_ns: int) -> list[bytes]:
+    def feed(self, data: bytes | memoryview, *, now_ns: int) -> list[bytes]:
         """Payloads for the loops. What it wants to answer is in `take`, whatever it raises.
 
         Raises:

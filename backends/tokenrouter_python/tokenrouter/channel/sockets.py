@@ -87,6 +87,8 @@ class SocketCarrier:
             assert network is not None
             self._diallers.append(RemoteDialler(name, address, network, self._later))
         self._sparse = SparseLog(log)
+        # One for all: a new one of this size for every read costs more than the read.
+        self._received = memoryview(bytearray(_RECEIVE))
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         now_ns = self._clock_ns()
@@ -317,7 +319,7 @@ class SocketCarrier:
         if connection.sock.fileno() < 0:  # ended by what came before it in the same turn
             return
         try:
-            data = connection.sock.recv(_RECEIVE)
+            data = self._received[: connection.sock.recv_into(self._received)]
         except BlockingIOError:
             return
         except OSError as exc:
@@ -334,7 +336,7 @@ class SocketCarrier:
         else:
             self._end(connection, why)
 
-    def _decode(self, connection: Connection, data: bytes) -> None:
+    def _decode(self, connection: Connection, data: memoryview) -> None:
         """Bytes of a peer of this host."""
         try:
             payloads = connection.decoder.feed(data)
@@ -347,7 +349,7 @@ class SocketCarrier:
                 return
             self._events.append(Received(connection.peer, payload))
 
-    def _take(self, connection: Connection, data: bytes) -> None:
+    def _take(self, connection: Connection, data: memoryview) -> None:
         """Bytes of a peer of another host."""
         remote = connection.remote
         assert remote is not None

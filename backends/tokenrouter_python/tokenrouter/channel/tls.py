@@ -125,7 +125,7 @@ class Tls:
         )
         self.ready = False
 
-    def decrypt(self, data: bytes) -> bytes:
+    def decrypt(self, data: bytes | memoryview) -> bytes:
         self._incoming.write(data)
         try:
             if not self.ready:
