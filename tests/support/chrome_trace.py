@@ -7,7 +7,7 @@ from typing import Any
 
 from jsonschema_rs import validator_for
 
-_NUMBER = {"type": "number", "minimum": 0}
+_NUMBER = {"type": "integer", "minimum": 0}
 _COMMON = {
     "ph": {"enum": ["X", "M", "C", "i", "s", "f"]},
     "name": {"type": "string", "minLength": 1},
@@ -83,15 +83,15 @@ def checked(document: Any) -> list[dict[str, Any]]:
 
 
 def _encloses(event: dict[str, Any], ts: float) -> bool:
-    return event["ts"] <= ts <= event["ts"] + event["dur"] + 1e-3
+    return event["ts"] <= ts <= event["ts"] + event["dur"]
 
 
 def _assert_nested(lane: list[dict[str, Any]]) -> None:
-    """Slices of one track lie in or beside each other; equal times may be off by what floats lose."""
+    """Slices of one track lie in or beside each other."""
     open_ends: list[float] = []
     for event in sorted(lane, key=lambda each: (each["ts"], -each["dur"])):
-        while open_ends and open_ends[-1] <= event["ts"] + 1e-3:
+        while open_ends and open_ends[-1] <= event["ts"]:
             open_ends.pop()
         end = event["ts"] + event["dur"]
-        assert not open_ends or end <= open_ends[-1] + 1e-3, f"{event} ends behind the slice that it is in"
+        assert not open_ends or end <= open_ends[-1], f"{event} ends behind the slice that it is in"
         open_ends.append(end)

@@ -77,6 +77,7 @@ def test_decisions_are_those_of_plain_routing_and_change_no_token(
         cluster.walk(random.Random(order))
         cluster.deliver_all()
         found.append([cluster.result(key) for key in keys])
+        assert all(cluster.subserver(model)._runner.explaining == 0 for model in cluster.models)
     for silent, plain, ahead_of_it in zip(*found, strict=True):
         assert silent.decisions is None
         assert told(silent) == told(plain) == told(ahead_of_it)

@@ -49,6 +49,7 @@ class Runner(ABC, Generic[E_co]):
     Attributes:
         batching: as given.
         pulse: of the loop that runs the visits; steps of the engine do not count as its work.
+        explaining: how many open requests want to be explained.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
         step_log: keeps every step; None = nobody wants them. May be set from any thread.
     """
@@ -60,6 +61,7 @@ class Runner(ABC, Generic[E_co]):
         self.batching = batching
         self.statistics = SubserverStatistics()
         self.pulse = Pulse()
+        self.explaining = 0
         self.idle_since_ns = 0
         self.step_log: StepLog | None = None
         self._waiting: DelayedBatcher[ModelSequence] = DelayedBatcher(batching, max_batch=engine.info.max_batch)
@@ -76,6 +78,7 @@ class Runner(ABC, Generic[E_co]):
             RouterError: says why not, and what to do instead.
         """
         sequence.handle = self.engine.open(kv_tokens=kv_tokens, prompt_tokens=sequence.prompt_tokens)
+        self.explaining += sequence.explain
 
     def check_tokens(self, tokens: Sequence[int], end: int, lease: int) -> None:
         """Refuses what the engine could not run, which would fail all requests of the step.
@@ -92,6 +95,7 @@ class Runner(ABC, Generic[E_co]):
     def release(self, sequence: ModelSequence) -> None:
         """The request is over here, whether it is away or not."""
         self.leave(sequence)
+        self.explaining -= sequence.explain
         self.engine.close(sequence.handle)
 
     def listen(self, wake: Callable[[], None]) -> None:

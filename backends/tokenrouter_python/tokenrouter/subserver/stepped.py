@@ -147,12 +147,12 @@ class SteppingRunner(Runner[Engine]):
         log_probs: list[float] | None = None
         if any(sequence.sampling.log_probs for sequence in sequences):
             log_probs = sampling.log_probs(result.logits, tokens).tolist()
-        measures = _explained(sequences, tokens, result) if any(each.explain for each in sequences) else {}
+        measures = _explained(sequences, tokens, result) if self.explaining else {}
         targets = _route(sequences, tokens, result)
         rows = {}
         for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
             log_prob = log_probs[i] if log_probs is not None and sequence.sampling.log_probs else None
-            row = _row(sequence, token_ids[i], target, log_prob, measures.get(sequence, ()))
+            row = _row(sequence, token_ids[i], target, log_prob, measures.get(sequence, ()) if measures else ())
             if row is not None:
                 rows[sequence] = row
         return rows
@@ -224,12 +224,8 @@ def _explained(
     return found
 
 
-def _decision(
-    sequence: ModelSequence, token: int, target: str, kept: bool, measures: Sequence[Measure]
-) -> Decision | None:
-    """Why, if the request asks for it; called before the token is committed."""
-    if not sequence.explain:
-        return None
+def _decision(sequence: ModelSequence, token: int, target: str, kept: bool, measures: Sequence[Measure]) -> Decision:
+    """Why; called before the token is committed."""
     why = "visit limit" if sequence.at_limit else "policy"
     return Decision(sequence.position, token, sequence.model, target, kept, why, tuple(measures))
 
@@ -267,7 +263,7 @@ def _row(
         return failed(sequence.request, sequence.visit, exc)
     outcome = Outcome.STAY if target == sequence.model else Outcome.LEAVE
     tokens: list[int] = []
-    decision = _decision(sequence, token, target, handoff.keep_token, measures)
+    decision = _decision(sequence, token, target, handoff.keep_token, measures) if sequence.explain else None
     if handoff.keep_token:
         sequence.commit(token)
         tokens.append(token)
@@ -313,7 +309,9 @@ def _guess(
     if handoff.keep_token or handoff.state:
         sequence.stalled = True
         return None
-    decision = None if isinstance(target, PolicyFailed) else _decision(sequence, token, target, not left, measures)
+    decision = None
+    if sequence.explain and not isinstance(target, PolicyFailed):
+        decision = _decision(sequence, token, target, not left, measures)
     sequence.guess(token, left)
     guesses = [Guess(token, left, log_prob, decision)]
     return ReportRow(sequence.request, sequence.visit, Outcome.AHEAD, [], guesses=guesses)

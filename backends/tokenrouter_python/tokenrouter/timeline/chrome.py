@@ -2,7 +2,8 @@
 
 One track per model with its steps and how many requests are ready there; one per request with the queue, its visits,
 waits and steps, and a second one for what a small model did ahead. A hand-off is an arrow from the step that it left in
-to the first one at the next model. Times are microseconds since the recording began.
+to the first one at the next model. Times are whole microseconds since the recording began: readers add `ts` and `dur`,
+and sums of fractions are a little off, so that slices which touch would overlap.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class _Drawing:
 
     def _part(self, pid: int, tid: int, step: Step, member: Member, not_before_ns: int = 0) -> Iterator[Event]:
         ready_ns = max(member.ready_ns, not_before_ns)
-        if step.start_ns > ready_ns:
+        if self._us(step.start_ns) > self._us(ready_ns):
             yield self._slice("wait", "wait", pid, tid, ready_ns, step.start_ns, reason=step.reason)
         yield self._slice(
             "step", "step", pid, tid, step.start_ns, step.end_ns, new_tokens=member.tokens, batch=step.running
@@ -173,7 +174,7 @@ class _Drawing:
         flow = {"id": next(self._flows)}
         # A flow starts in the slice that encloses it, so a little before that ends.
         source, target = before[-1], own[0][0]
-        start_ns = max(source.start_ns, source.end_ns - 1000)
+        start_ns = max(source.start_ns, source.end_ns - 2000)
         yield self._event("s", "hand-off", "hand-off", MODELS, self._lanes[stay.replica], start_ns, **flow)
         yield self._event(
             "f", "hand-off", "hand-off", MODELS, self._lanes[following.replica], target.start_ns, bp="e", **flow
@@ -197,15 +198,14 @@ class _Drawing:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def _slice(self, name: str, category: str, pid: int, tid: int, start_ns: int, end_ns: int, **args: Any) -> Event:
-        # Both ends are rounded, so that slices that touch or nest still do.
-        start, end = self._us(start_ns), self._us(max(start_ns, end_ns))
-        return self._event("X", name, category, pid, tid, start_ns, dur=round(end - start, 3), args=args)
+        length = self._us(max(start_ns, end_ns)) - self._us(start_ns)
+        return self._event("X", name, category, pid, tid, start_ns, dur=length, args=args)
 
     def _event(self, kind: str, name: str, category: str, pid: int, tid: int, at_ns: int, **more: Any) -> Event:
         return {"ph": kind, "name": name, "cat": category, "pid": pid, "tid": tid, "ts": self._us(at_ns), **more}
 
-    def _us(self, at_ns: int) -> float:
-        return max(0, at_ns - self.began_ns) / 1000
+    def _us(self, at_ns: int) -> int:
+        return max(0, at_ns - self.began_ns) // 1000
 
 
 def _of_models(recordings: Iterable[Recording]) -> list[Recording]:
