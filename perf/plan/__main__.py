@@ -3,7 +3,8 @@
 A server runs for every `--replicas`, with emulated engines that sleep for the profile's step times, less what the
 server's own work adds to a step. It is sent Poisson arrivals, as they are due, whether others are done or not. The
 simulator gets the same requests at the same times, with the mean time of a hand-off that the server's histogram has, so
-that both have the same luck. Times of tokens are the client's: message by message. Example:
+that both have the same luck. Times of tokens are the client's: message by message. What a lone request takes more than
+in the simulator, its way from the client to the first step and back, is added to the simulated first tokens. Example:
 
     python -m perf.plan --profile configs/profiles/r2r_batch_times.yaml --replicas small=1,large=1 small=1,large=2
 """

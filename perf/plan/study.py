@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,15 +12,16 @@ import msgspec
 from perf.emulated.deployment import EmulatedDeployment
 from perf.plan.served import requests_of, served_times
 from perf.plan.simulated import simulated_times
-from perf.plan.times import percentiles
+from perf.plan.times import percentiles, typical_first_ms
 from perf.serving.run import Plan, work_around_engines
 from tokenrouter.metrics_page import scrape
 from tools.dtmc.profile import Profile
-from tools.plan.demand import Demand
+from tools.plan.demand import Arrival, Demand
 from tools.progress import Report
 
 MAX_INFLIGHT = 64
 _CALIBRATED_AT = (1, 4)
+_LONE = 9
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,21 @@ class Study:
         profile = self._unlimited()
         emulated = EmulatedDeployment(profile, "markov", MAX_INFLIGHT, around_ms=self.around_ms, replicas=replicas)
         report(f"{name}: serving {count} requests", 0.0)
+        prompt = self.demand.prompt_tokens
+        lone = Demand(1.0, trace=tuple(Arrival(float(second), prompt, 1) for second in range(_LONE)))
         with emulated.serve() as server:
+            alone = served_times(server.grpc_url, requests_of(lone, count=_LONE, seed=self.seed))
             found = served_times(server.grpc_url, requests_of(self.demand, count=count, seed=self.seed))
             handoff_ms = 1e3 * scrape(server.metrics_url).mean("tokenrouter_handoff_seconds")
         served = percentiles(found, counted)
         report(f"{name}: simulating", 0.5)
         like_served = msgspec.structs.replace(profile, handoff_ms=handoff_ms)
-        simulated = percentiles(
-            simulated_times(like_served, replicas, self.demand, count=count, max_inflight=MAX_INFLIGHT, seed=self.seed),
-            counted,
-        )
+        run = partial(simulated_times, like_served, replicas, max_inflight=MAX_INFLIGHT, seed=self.seed)
+        simulated = percentiles(run(self.demand, count=count), counted)
+        # What lies between the client and the first step, which the simulator does not have.
+        front_ms = typical_first_ms(alone) - typical_first_ms(run(lone, count=_LONE))
+        for key in ("ttft_p50_ms", "ttft_p99_ms"):
+            simulated[key] += front_ms
         differences = {key: simulated[key] / served[key] - 1.0 for key in served}
         worst: float = max(differences.values(), key=abs)
         return {
@@ -86,6 +93,7 @@ class Study:
             **{f"{key}.difference": round(value, 4) for key, value in differences.items()},
             "worst_difference": round(worst, 4),
             "handoff_ms": round(handoff_ms, 4),
+            "front_ms": round(front_ms, 4),
             **{f"around_ms.{model}": round(ms, 4) for model, ms in self.around_ms.items()},
         }
 

@@ -10,6 +10,11 @@ Times = Mapping[int, Sequence[float]]
 """Number of a request, from 0 on -> when it was sent, then when its tokens came, in seconds on any clock."""
 
 
+def typical_first_ms(times: Times) -> float:
+    """Median time to the first token, in ms."""
+    return float(np.median([1e3 * (each[1] - each[0]) for each in times.values()]))
+
+
 def percentiles(times: Times, counted: range) -> dict[str, float]:
     """50th and 99th percentile of the time to the first token, and of the times between tokens, in ms.
 
