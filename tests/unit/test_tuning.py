@@ -8,11 +8,15 @@ import pytest
 
 from perf.emulated.repository import write_emulated_repository
 from tokenrouter.metrics_page import TAKEN, Scrape
+from tokenrouter.speculation import Speculation
+from tools.build_repository.build import built_deployment
 from tools.build_repository.spec import BatchingSpec
-from tools.build_repository.tuning import plan_edits, write_edits
+from tools.build_repository.tuning import kept, plan_edits, undone, write_edits
 from tools.dtmc.profile import parse_profile
+from tools.progress import silent
 from tools.tune.__main__ import Row, table_of
-from tools.tune.measure import predicted, rate, read_thresholds, working_copy
+from tools.tune.candidates import candidates
+from tools.tune.measure import measured_agreement, predicted, rate, read_thresholds, working_copy
 
 PROFILE = parse_profile(
     """
@@ -81,3 +85,39 @@ def test_the_table_has_a_line_per_number_in_flight() -> None:
         Row(4, ({"small": 1, "large": 1}, {"small": 1, "large": 3}), (180.0, 200.0), (None, 208.0)),
     ]
     assert table_of(rows).row_count == 2
+
+
+def test_agreement_is_believed_from_enough_tokens_on() -> None:
+    def page(compared: float, agreed: float) -> Scrape:
+        labels = frozenset({("model", "a"), ("policy", "random")})
+        return Scrape(
+            {("tokenrouter_discarded_tokens", labels): compared, ("tokenrouter_agreed_tokens", labels): agreed}
+        )
+
+    assert measured_agreement(page(1000, 700), "a") == 0.7
+    assert measured_agreement(page(10, 7), "a") is None
+    assert measured_agreement(page(1000, 700), "other") is None
+
+
+@pytest.mark.parametrize(("agreement", "kinds"), [(0.9, 2), (0.0, 1), (None, 1)])
+def test_speculation_is_a_candidate_where_it_pays(repository: Path, agreement: float | None, kinds: int) -> None:
+    found = list(candidates(repository, PROFILE, 2, agreement, silent))
+    assert [settings.speculation is not None for settings in found] == [False, True][:kinds]
+    assert all(set(settings.batching) == {"small", "large"} for settings in found)
+    assert set(found[-1].ahead) == ({1, 2} if kinds == 2 else set())
+
+
+def test_speculation_is_no_candidate_for_a_policy_that_cannot(tmp_path: Path) -> None:
+    entry = {"policy": "me", "policy_params": {"weights": {"small": 0.5, "large": 0.5}}}
+    folder = write_emulated_repository(tmp_path / "me", step_ms={"small": 1.0, "large": 2.0}, entry=entry)
+    assert [settings.speculation for settings in candidates(folder, PROFILE, 2, 0.9, silent)] == [None]
+
+
+def test_speculation_that_was_tuned_is_written_and_survives_a_rebuild(repository: Path) -> None:
+    fresh = built_deployment(repository)
+    write_edits(plan_edits(repository, {"large": BatchingSpec(2)}, Speculation(4)).values())
+    assert '"depth":4' in (repository / "tokenrouter" / "config.pbtxt").read_text().replace("\\", "")
+    old = built_deployment(repository)
+    assert old.tuned == ("large", "tokenrouter")
+    assert undone(old, fresh) == ["large", "tokenrouter"]
+    assert kept(old, fresh) == old

@@ -113,7 +113,7 @@ def _independent_problems(spec: DeploymentSpec, output: Path, weights: bool) -> 
         yield from (problem for problem in problems if not any(problem in each for each in told))
     yield from router_problems(spec.entry)
     yield from caught(lambda: _policy(spec, output))
-    yield from _speculation_problems(spec, output)
+    yield from speculation_problems(spec, output)
     if spec.tuning is None:
         yield from threshold_problems(spec)
 
@@ -141,7 +141,7 @@ def _policy(spec: DeploymentSpec, output: Path) -> Policy:
         raise ConfigError(f"entry.policy {spec.entry.policy!r}: {exc}") from exc
 
 
-def _speculation_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
+def speculation_problems(spec: DeploymentSpec, output: Path) -> Iterator[str]:
     """Going ahead needs a policy that allows it, engines that are stepped, and room for the guesses."""
     speculation = spec.entry.speculation
     if speculation is None:

@@ -239,7 +239,8 @@ class DeploymentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         checkpoints: folder that relative checkpoints and routers are relative to; by default that of the YAML file.
         tls: how hosts trust each other, if there are several; see `tokenrouter.channel.tls.TlsSettings`.
-        tuned: models whose thresholds `tools.dtmc apply` or `tools.tune` found; they write it into a built repository.
+        tuned: models whose thresholds `tools.dtmc apply` or `tools.tune` found, and the entry model if its speculation
+            was; they write it into a built repository.
     """
 
     entry: EntrySpec

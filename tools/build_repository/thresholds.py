@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -15,11 +15,18 @@ from tools.build_repository.spec import BatchingSpec, DeploymentSpec
 from tools.dtmc.errors import DtmcError
 from tools.dtmc.profile import Profile, load_profile
 
-if TYPE_CHECKING:
-    from tools.dtmc.search import SearchResult
-
 DELAY_ROUNDS = 2  # rounds, in each of which every model makes one step
 DELAY_GRID_MICROSECONDS = 100
+
+
+class Searched(Protocol):
+    """Thresholds that a search found for one number in flight."""
+
+    @property
+    def inflight(self) -> int: ...
+
+    @property
+    def thresholds(self) -> dict[str, int]: ...
 
 
 def tuned(spec: DeploymentSpec) -> DeploymentSpec:
@@ -58,8 +65,8 @@ def _profile(spec: DeploymentSpec, path: Path) -> Profile:
     return profile
 
 
-def batching_of(profile: Profile, table: Sequence[SearchResult]) -> dict[str, BatchingSpec]:
-    """The thresholds of every model, from a table of results for n = 1..N; B at N is what holds without the table."""
+def batching_of(profile: Profile, table: Sequence[Searched]) -> dict[str, BatchingSpec]:
+    """The thresholds of every model, from a table of results up to n = N; B at N is what holds without the table."""
     most = max(row.inflight for row in table)
     delay = max_queue_delay_microseconds(profile, most)
     thresholds = {name: {row.inflight: row.thresholds[name] for row in table} for name in profile.names}

@@ -1,4 +1,4 @@
-"""New thresholds for a built repository: what `tools.dtmc apply` and `tools.tune` write, and a rebuild may undo."""
+"""New thresholds and speculation for a built repository: `tools.dtmc apply`, `tools.tune`; a rebuild may undo them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from tokenrouter.errors import ConfigError
 from tokenrouter.replicas import replica_names
+from tokenrouter.speculation import Speculation
 from tools.build_repository.build import BUILT, built_deployment, repository_files
 from tools.build_repository.spec import BatchingSpec, DeploymentSpec
 from tools.build_repository.thresholds import threshold_problems
@@ -34,10 +35,12 @@ class Edit:
         return "".join(difflib.unified_diff(*lines, fromfile=str(self.path), tofile=f"{self.path} (tuned)"))
 
 
-def plan_edits(repository: Path, found: Mapping[str, BatchingSpec]) -> dict[str, Edit]:
+def plan_edits(
+    repository: Path, found: Mapping[str, BatchingSpec], speculation: Speculation | None = None
+) -> dict[str, Edit]:
     """What new thresholds change, by the file's path in the repository; writes nothing.
 
-    Models of `found` that the repository does not have are left out.
+    Models of `found` that the repository does not have are left out. Without `speculation` that stays as it is.
 
     Raises:
         ConfigError: the builder did not write this repository, it has none of these models, a file was changed since,
@@ -50,11 +53,14 @@ def plan_edits(repository: Path, found: Mapping[str, BatchingSpec]) -> dict[str,
             f"{repository}: has none of the models {', '.join(found)}; name the models in the profile as there"
         )
     new = with_thresholds(old, {name: found[name] for name in names})
+    if speculation is not None:
+        new = with_speculation(new, speculation)
     for problem in threshold_problems(new):
         raise ConfigError(f"{repository / BUILT}: {problem}")
     before, after = repository_files(old), repository_files(new)
     replicas = [each for name in names for each in replica_names(name, old.models[name].replicas)]
-    files = [BUILT, *(f"{each}/config.pbtxt" for each in replicas)]
+    also = [file for file in before if before[file] != after[file]]
+    files = dict.fromkeys([BUILT, *(f"{each}/config.pbtxt" for each in replicas), *also])
     return {file: _edit(repository, file, before[file], after[file]) for file in files}
 
 
@@ -88,12 +94,26 @@ def with_thresholds(spec: DeploymentSpec, found: Mapping[str, BatchingSpec]) -> 
         if new != old:
             models[name] = replace(models[name], batching=new)
             tuned.add(name)
-    return replace(spec, models=models, tuned=tuple(name for name in models if name in tuned))
+    return replace(spec, models=models, tuned=tuple(name for name in (*models, spec.entry.name) if name in tuned))
+
+
+def with_speculation(spec: DeploymentSpec, speculation: Speculation) -> DeploymentSpec:
+    """The deployment with speculation that was found for it: then the entry model is among the tuned."""
+    if spec.entry.speculation == speculation:
+        return spec
+    tuned = dict.fromkeys([*spec.tuned, spec.entry.name])
+    return replace(spec, entry=replace(spec.entry, speculation=speculation), tuned=tuple(tuned))
 
 
 def undone(old: DeploymentSpec, new: DeploymentSpec) -> list[str]:
-    """Models whose thresholds were tuned in the old deployment and are others in the new one."""
-    return [name for name in old.tuned if name in new.models and new.models[name].batching != old.models[name].batching]
+    """Models whose tuning in the old deployment is another in the new one; of the entry model, its speculation."""
+    models = [n for n in old.tuned if n in new.models and new.models[n].batching != old.models[n].batching]
+    return [*models, *([new.entry.name] if _tuned_ahead(old, new) else [])]
+
+
+def _tuned_ahead(old: DeploymentSpec, new: DeploymentSpec) -> bool:
+    """Whether the old deployment's speculation was tuned, and the new one's is another."""
+    return old.entry.name in old.tuned and new.entry.speculation != old.entry.speculation
 
 
 def kept(old: DeploymentSpec, new: DeploymentSpec) -> DeploymentSpec:
@@ -102,10 +122,14 @@ def kept(old: DeploymentSpec, new: DeploymentSpec) -> DeploymentSpec:
     Raises:
         ConfigError: they do not fit it.
     """
-    names = undone(old, new)
+    names = [name for name in undone(old, new) if name in new.models]
     models = {name: replace(new.models[name], batching=old.models[name].batching) for name in names}
-    tuned = tuple(name for name in old.tuned if name in new.models)
-    result = replace(new, models={**new.models, **models}, tuned=tuned)
+    tuned = [name for name in old.tuned if name in new.models]
+    entry = new.entry
+    if old.entry.name in old.tuned:
+        entry = replace(entry, speculation=old.entry.speculation)
+        tuned.append(entry.name)
+    result = replace(new, entry=entry, models={**new.models, **models}, tuned=tuple(tuned))
     for problem in threshold_problems(result):
         raise ConfigError(f"{problem}; the thresholds were tuned, --drop-tuning builds without them")
     return result

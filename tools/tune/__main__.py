@@ -2,12 +2,16 @@
 
 Starts the server, sends load with rising numbers of requests in flight, writes the measured profile, searches the best
 thresholds for every number in flight, writes them into the repository, starts the server again and measures what they
-bring. By default all of that happens in a temporary copy of the repository; --in-place changes the given one.
+bring. Where speculative hand-off pays in the simulator, with the measured agreement of the two models, it is tried too,
+with the thresholds that are best for it; whatever is faster stays. By default all of that happens in a temporary copy
+of the repository; --in-place changes the given one.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,20 +21,21 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tokenrouter.metrics_page import scrape
 from tools.build_repository.spec import BatchingSpec
-from tools.build_repository.thresholds import batching_of
-from tools.build_repository.tuning import plan_edits, write_edits
+from tools.build_repository.tuning import Edit, plan_edits, write_edits
 from tools.dtmc.profile import Profile
-from tools.dtmc.search import search_table
 from tools.errors import reported
 from tools.load import PROMPTS, in_turn, read_prompts, run_stages, stages
 from tools.profile.__main__ import look, profile_text
 from tools.progress import LateProgress
 from tools.targets import target_file
 from tools.tritonserver.server import TritonServer
+from tools.tune.candidates import Settings, candidates
 from tools.tune.measure import (
     Options,
     Thresholds,
+    measured_agreement,
     measuring_s,
     predicted,
     read_thresholds,
@@ -65,29 +70,83 @@ def profiled(server: TritonServer, entry: str, options: Options, report: LatePro
     return profile_text(before, look(server.metrics_url), source)
 
 
-def tune(folder: Path, old: Thresholds, options: Options, output: Path | None, report: LateProgress) -> list[Row]:
-    """Tunes the repository in `folder`, with a server before and after; no rows if its thresholds stay as they are."""
+@dataclass(frozen=True)
+class Tuned:
+    """What came of it.
+
+    Attributes:
+        rows: the settings that were measured last and chosen, or lost; none if nothing was worth a trial.
+        agreement: of the two models, if enough tokens were compared.
+        settings: what is written; None if everything stays as it was.
+    """
+
+    rows: list[Row]
+    agreement: float | None
+    settings: Settings | None
+
+
+def tune(folder: Path, old: Thresholds, options: Options, output: Path | None, report: LateProgress) -> Tuned:
+    """Tunes the repository in `folder`, with a server before and after; of several settings the fastest stays."""
     report.note("starting the server")
     with TritonServer(folder) as server:
         text, profile = profiled(server, old.entry, options, report)
         if output is not None:
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text, "utf-8")
+        agreement = measured_agreement(scrape(server.metrics_url), old.entry)
         report.note("searching thresholds")
-        edits = plan_edits(folder, batching_of(profile, search_table(profile, options.inflight, report=report)))
-        if not any(edit.changed for edit in edits.values()):
-            return []
+        tries = []
+        for settings in candidates(folder, profile, options.inflight, agreement, report):
+            edits = list(plan_edits(folder, settings.batching, settings.speculation).values())
+            if any(edit.changed for edit in edits):
+                tries.append((settings, edits))
+        if not tries:
+            return Tuned([], agreement, None)
         report.note(f"measuring as it is: {measuring_s(options):.0f} s")
         before = tokens_per_second(server, old.entry, options, report)
-    write_edits(edits.values())
-    new = read_thresholds(folder, old.entry)
-    report.note(f"starting it with the new thresholds, and measuring again: {measuring_s(options):.0f} s")
-    with TritonServer(folder) as server:
-        after = tokens_per_second(server, old.entry, options, report)
+    found = []
+    for settings, edits in tries:
+        with written(edits):
+            report.note(f"starting it with {settings}, and measuring again: {measuring_s(options):.0f} s")
+            with TritonServer(folder) as server:
+                after = tokens_per_second(server, old.entry, options, report)
+            rows = _rows(profile, old, read_thresholds(folder, old.entry), before, after, ahead=settings.ahead)
+        found.append(Tuned(rows, agreement, settings))
+    best = max(found, key=_tokens)
+    if best.settings is None or (best.settings.speculation and _tokens(best) <= sum(before.values())):
+        return Tuned(best.rows, agreement, None)
+    write_edits(plan_edits(folder, best.settings.batching, best.settings.speculation).values())
+    return best
+
+
+def _tokens(tuned: Tuned) -> float:
+    """Per second, over all numbers in flight."""
+    return sum(row.measured[1] for row in tuned.rows)
+
+
+@contextmanager
+def written(edits: Sequence[Edit]) -> Iterator[None]:
+    """The repository with these edits, which are undone at the end."""
+    write_edits(edits)
+    try:
+        yield
+    finally:
+        write_edits([Edit(edit.path, edit.after, edit.before) for edit in edits])
+
+
+def _rows(
+    profile: Profile,
+    old: Thresholds,
+    new: Thresholds,
+    before: dict[int, float],
+    after: dict[int, float],
+    *,
+    ahead: Mapping[int, float],
+) -> list[Row]:
     rows = []
     for n in before:
         chosen = old.at(n, profile.names), new.at(n, profile.names)
-        predictions = predicted(profile, n, chosen[0]), predicted(profile, n, chosen[1])
+        predictions = predicted(profile, n, chosen[0]), ahead.get(n) or predicted(profile, n, chosen[1])
         rows.append(Row(n, chosen, (before[n], after[n]), predictions))
     return rows
 
@@ -129,16 +188,21 @@ def main(
     """Profiles, tunes and measures."""
     options = Options(read_prompts(prompts), inflight, max_tokens, profile_seconds, measure_seconds)
     old = read_thresholds(model_repository, entry)
-    plan_edits(
-        model_repository, dict.fromkeys(old.batching, BatchingSpec())
-    )  # refuses a bad repository before the long run
+    # Refuses a bad repository before the long run.
+    plan_edits(model_repository, dict.fromkeys(old.batching, BatchingSpec()))
     with working_copy(model_repository, in_place=in_place) as folder, LateProgress() as report:
-        rows = tune(folder, old, options, output, report)
+        tuned = tune(folder, old, options, output, report)
     print("the profile was not kept; --output FILE keeps it" if output is None else f"profile: {output}")
-    if not rows:
-        print(f"unchanged: {model_repository} has the best thresholds already")
+    if tuned.agreement is not None:
+        print(f"agreement of the two models: {tuned.agreement:.1%}")
+    if tuned.rows:
+        Console(width=None if sys.stdout.isatty() else 120).print(table_of(tuned.rows))
+    if tuned.settings is None:
+        slower = "speculative hand-off was slower here" if tuned.rows else "it has the best thresholds already"
+        print(f"unchanged: {model_repository}; {slower}")
         return
-    Console(width=None if sys.stdout.isatty() else 120).print(table_of(rows))
+    ahead = tuned.settings.speculation
+    print(f"speculation: {f'depth {ahead.depth}' if ahead else 'as it was'}")
     print(
         f"written: {model_repository}" if in_place else "tuned a temporary copy; --in-place writes into the repository"
     )

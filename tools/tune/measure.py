@@ -20,6 +20,8 @@ from tools.load import ClosedLoop, in_turn, stages
 from tools.tritonserver.server import TritonServer
 
 WARM_UP_S = 1.5
+LEAST_COMPARED = 200
+"""Discarded tokens from which on their agreement is believed: a standard error of 3.5 % at most."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,12 @@ def rate(before: Scrape, after: Scrape, entry: str) -> float:
     """Committed tokens per second between two scrapes, by the time at which the entry model took its numbers."""
     delta = after.since(before)
     return delta.value("tokenrouter_tokens", model=entry) / delta.value(TAKEN, model=entry)
+
+
+def measured_agreement(page: Scrape, entry: str) -> float | None:
+    """Share of the small model's discarded tokens that the large one wrote itself; None if too few were compared."""
+    compared = page.value("tokenrouter_discarded_tokens", model=entry)
+    return page.value("tokenrouter_agreed_tokens", model=entry) / compared if compared >= LEAST_COMPARED else None
 
 
 def predicted(profile: Profile, in_flight: int, thresholds: Mapping[str, int]) -> float | None:
