@@ -75,7 +75,7 @@ def policy_params(profile: Profile, policy: str) -> dict[str, Any]:
     if policy == "me":
         return {"weights": dict(profile.routing[profile.entry])}
     if policy == "scripted":
-        return {"writers": [profile.entry]}
+        return {"writers": [profile.entry], "trigger": "first"}  # with which the small model may go ahead
     if policy in ROUTED_BY_SIGNALS:
         return {}
     raise ProfileError(f"--policy {policy}: does not follow a profile; use one of {', '.join(FOLLOWING)}")

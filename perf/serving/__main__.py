@@ -7,7 +7,8 @@ committed tokens per second, from the server's own counter, with the exact chain
 
 Who writes next is drawn by the policies markov, random and me; judged by r2r, citer, collm and rstitch, the real ones,
 on logits and hidden states that are uncertain at the profile's rates (or --leave-rate and --return-rate); or replayed
-from a --trace. The chain's P and C are those of the policy at these rates, or the trace's means.
+from a --trace. The chain's P and C are those of the policy at these rates, or the trace's means. Models agree as often
+as those that the trace was recorded from; --speculation lets the small one go ahead, which the chain does not know.
 
 Everything is *emulated*: the step times are the profile's. What is measured is what the server adds to them. Without
 --whole-step the engine's part alone takes the profile's time, and sampling and routing come on top. With it, engines
@@ -29,7 +30,8 @@ from perf.rows import report, table
 from perf.serving import tables
 from perf.serving.run import Plan
 from perf.serving.study import Study
-from perf.traces.trace import read_traces, scripts, traced
+from perf.traces.trace import agreement, read_traces, scripts, traced
+from tokenrouter.speculation import Speculation
 from tools.dtmc.profile import load_profile
 from tools.progress import LateProgress
 from tools.targets import target_file
@@ -48,6 +50,7 @@ def main(
     thresholds: Annotated[
         list[str], typer.Option(help="eager, best, or like small=1,large=3; a server each.")
     ] = SETTINGS,
+    speculation: Annotated[int, typer.Option(min=0, help="Guesses that the small model may hold; 0 = none.")] = 0,
     tuned_for: Annotated[int, typer.Option(help="Also a table for 1..N, and the thresholds for N anywhere.")] = 0,
     seconds: Annotated[float, typer.Option(min=0.1, help="Length of a window.")] = 10.0,
     repeats: Annotated[int, typer.Option(min=1, help="Windows; the median is reported.")] = 3,
@@ -58,13 +61,15 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     csv: Annotated[Path | None, typer.Option(help="Also write this file.", callback=target_file())] = None,
 ) -> None:
-    loaded, plan = load_profile(profile), Plan(warm_up, seconds, repeats, seed)
+    loaded, plan, agreed = load_profile(profile), Plan(warm_up, seconds, repeats, seed), None
     if trace is None:
         loaded = routed(loaded, policy, leave_rate=leave_rate, return_rate=return_rate)
     else:
         traces, policy = read_traces(trace), "scripted"
+        agreed = agreement(traces)
         loaded, plan = traced(loaded, traces), replace(plan, scripts=scripts(traces))
-    study = Study(loaded, policy, plan, inflight, simulate)
+    ahead = Speculation(speculation) if speculation else None
+    study = Study(loaded, policy, plan, inflight, simulate, agreement=agreed, speculation=ahead)
     with LateProgress() as progress:
         study = study.calibrated(progress) if whole_step else study
         rows = list(study.rows(thresholds, tuned_for, progress))

@@ -10,6 +10,7 @@ from typing import Any
 from perf.emulated.deployment import EAGER, EmulatedDeployment, Thresholds
 from perf.serving.result import beside_model, figures, rates
 from perf.serving.run import Plan, measure, work_around_engines
+from tokenrouter.speculation import Speculation
 from tools.dtmc.network import parse_counts
 from tools.dtmc.profile import Profile
 from tools.dtmc.search import SearchResult, search
@@ -22,7 +23,7 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Study:
-    """What all rows share; `profile`, `policy` and `around_ms` are those of an `EmulatedDeployment`."""
+    """What all rows share; all but `plan`, `in_flight` and `simulate` are those of an `EmulatedDeployment`."""
 
     profile: Profile
     policy: str
@@ -30,6 +31,8 @@ class Study:
     in_flight: Sequence[int]
     simulate: bool = False
     around_ms: Mapping[str, float] = field(default_factory=dict)
+    agreement: float | None = None
+    speculation: Speculation | None = None
 
     def calibrated(self, report: Report) -> Study:
         """The same with engines that are faster by what comes on top of them."""
@@ -52,7 +55,9 @@ class Study:
     def served(self, thresholds: Thresholds, best: Best, report: Report) -> Iterator[dict[str, Any]]:
         """Starts one server with these thresholds and measures every number in flight. Emulated, say the rows."""
         names, most = self.profile.names, max(self.in_flight)
-        deployment = EmulatedDeployment(self.profile, self.policy, most, thresholds, self.around_ms)
+        deployment = EmulatedDeployment(
+            self.profile, self.policy, most, thresholds, self.around_ms, self.agreement, self.speculation
+        )
         with deployment.serve() as server:
             for done, n in enumerate(self.in_flight):
 
@@ -64,7 +69,7 @@ class Study:
                 predictions = beside_model(self.profile, n, chosen, windows, best(n).tokens_per_second)
                 simulated = None
                 if self.simulate and predictions["difference"] is not None:
-                    simulated = round(throughput(self.profile, n, chosen), 2)
+                    simulated = round(self._simulated(n, chosen), 2)
                 yield {
                     "policy": self.policy,
                     "kind": "emulated",
@@ -75,9 +80,19 @@ class Study:
                     **rates(windows),
                     **predictions,
                     "simulated_tokens_per_second": simulated,
+                    **self._ahead(),
                     **figures(windows),
                     **{f"around_ms.{name}": round(ms, 4) for name, ms in self.around_ms.items()},
                 }
+
+    def _simulated(self, in_flight: int, thresholds: Mapping[str, int]) -> float:
+        agreement = 1.0 if self.agreement is None else self.agreement
+        return throughput(self.profile, in_flight, thresholds, speculation=self.speculation, agreement=agreement)
+
+    def _ahead(self) -> dict[str, float | int]:
+        """Columns; none where agreement means nothing."""
+        found: dict[str, float | int] = {} if self.agreement is None else {"agreement": round(self.agreement, 4)}
+        return found if self.speculation is None else {**found, "depth": self.speculation.depth}
 
 
 def setting(name: str, in_flight: Sequence[int], best: Best) -> Thresholds:

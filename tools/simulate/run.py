@@ -166,9 +166,17 @@ def _run(loop: EventLoop, goal: _Goal, warmup: float, progress: Progress) -> int
     return loop.orchestrator.statistics.handoffs - before
 
 
-def throughput(profile: Profile, inflight: int, thresholds: Thresholds) -> float:
-    """Tokens per second in the closed loop with endless responses: what the Markov model computes."""
-    return simulate(profile, inflight=inflight, thresholds=thresholds).adjusted_tokens_per_second
+def throughput(
+    profile: Profile,
+    inflight: int,
+    thresholds: Thresholds,
+    *,
+    speculation: Speculation | None = None,
+    agreement: float = 1.0,
+) -> float:
+    """Tokens per second in the closed loop with endless responses; without speculation, what the Markov model has."""
+    found = simulate(profile, inflight=inflight, thresholds=thresholds, speculation=speculation, agreement=agreement)
+    return found.adjusted_tokens_per_second
 
 
 def _check_thresholds(thresholds: Thresholds, replicas: Replicas, load: Load, max_queue_delay_ms: float | None) -> None:
