@@ -22,6 +22,7 @@ class System:
         where: ``tuned`` or ``eager`` server, ``process``, or ``standard``; ``tuned, ...`` is a server of its own.
         text: one line for the page.
         model: that is called directly, past the entry model; "" for systems in which a policy routes.
+        ahead: requests ask for speculative hand-off, so only policies that allow it are measured.
         beside: changes the repository before it is served, and runs what belongs to it.
     """
 
@@ -29,6 +30,7 @@ class System:
     where: str
     text: str
     model: str = ""
+    ahead: bool = False
     beside: Callable[[Path], AbstractContextManager[None]] = lambda repository: nullcontext()
 
     @property
@@ -36,10 +38,16 @@ class System:
         """Whether a policy routes."""
         return not self.model
 
+    def takes(self, policy: str, *, real: bool) -> bool:
+        """Whether it can be measured with this policy; speculation needs `real` models, which agree as models do."""
+        return not self.ahead or (real and policy in SPECULATING)
+
 
 OURS, MODEL_SYNC = "tokenrouter", "model-sync tuned"
+SPECULATING = ("r2r", "citer", "collm", "rstitch", "random", "markov")
 SYSTEMS: tuple[System, ...] = (
     System(OURS, "tuned", "this server, thresholds from the Markov model"),
+    System("speculative", "tuned", "this server with the same thresholds, every request speculative", ahead=True),
     System("eager", "eager", "this server with every threshold 1: asynchronous, not delayed"),
     System("large only", "eager", "the large model alone, called directly", "large"),
     System("small only", "eager", "the small model alone, called directly", "small"),

@@ -46,7 +46,7 @@ class DemoSetting:
         models: model repository with the checkpoints.
     """
 
-    policies, workloads, scale = tuple(POLICIES), ("demo",), 1
+    policies, workloads, scale, real = tuple(POLICIES), ("demo",), 1, True
 
     def __init__(
         self, *, most: int, warm_up_s: float, seconds: float, models: Path = ROOT / "model_repository"

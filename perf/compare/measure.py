@@ -57,7 +57,8 @@ def _measured(
     for _, group in groupby(sorted(cells, key=setting.kind), key=setting.kind):
         own = list(group)
         for where, chosen in groupby(sorted(systems, key=lambda s: s.where), key=lambda s: s.where):
-            work = [(s, c) for s in chosen for c in own if (s.name, c.of(s)) not in done]
+            able = [(s, c) for s in chosen for c in own if s.takes(c.policy, real=setting.real)]
+            work = [(s, c) for s, c in able if (s.name, c.of(s)) not in done]
             done |= {(s.name, c.of(s)) for s, c in work}
             if work:
                 yield from _Kind(setting, tuning, own).measure(where, work, report)
@@ -99,7 +100,7 @@ class _Kind:
                 yield lambda system, cell: runs.standard(serving, load(cell), self._rate(system, cell))
         else:
             with first.beside(repository), TritonServer(repository) as server:
-                yield lambda system, cell: runs.served(server.grpc_url, system.model or "tokenrouter", load(cell))
+                yield lambda system, cell: runs.served(server.grpc_url, system, load(cell))
 
     def _rule(self, system: System, in_flight: int) -> Rule:
         if system.name in RULES:

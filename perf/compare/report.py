@@ -76,15 +76,18 @@ def markdown(results: Results, workload: str) -> str:
 
 
 def losses(results: Results) -> list[tuple[Cell, str, float]]:
-    """Cells with routing in which a routed baseline is as fast as ours, or faster: cell, baseline, ratio."""
-    routed = [name for name in _others(results) if BY_NAME[name].routed]
+    """Cells with routing in which a routed baseline is as fast as ours, or faster: cell, baseline, ratio.
+
+    Speculative hand-off is ours as well.
+    """
+    routed = [name for name in _others(results) if BY_NAME[name].routed and not BY_NAME[name].ahead]
     found = [(cell, name, results.ratio(cell, name)) for cell in results.cells() for name in routed]
     return [(cell, name, ratio) for cell, name, ratio in found if ratio <= 1.0]
 
 
 def plot(results: Results, path: Path, engine: str) -> None:
     """Ours over each baseline: a panel per workload and number in flight, a group of bars per policy."""
-    cells, names = results.cells(), _others(results)
+    cells, names = results.cells(), [name for name in _others(results) if not BY_NAME[name].ahead]
     numbers = sorted({cell.in_flight for cell in cells})
     policies, workloads = list(dict.fromkeys(cell.policy for cell in cells)), results.workloads()
     size = (4.6 * len(numbers), 2.5 * len(workloads) + 0.8)

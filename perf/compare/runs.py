@@ -6,6 +6,7 @@ import time
 from itertools import count
 
 from perf.baselines.standard import StandardServing
+from perf.compare.cells import System
 from perf.load.requests import Load, Response, Run
 from perf.load.timing import percentiles_ms
 from tokenrouter.request import RequestFields
@@ -17,18 +18,19 @@ _OUTPUTS = ("output_ids", "finish_reason")
 _SPARE = 2.0
 
 
-def served(url: str, model: str, load: Load) -> Run:
-    """A load through a model of a server: the entry model, or a subserver that is called directly.
+def served(url: str, system: System, load: Load) -> Run:
+    """A load through a server: its entry model, or the subserver that the system calls directly.
 
     Raises:
         LoadError: a request failed.
     """
+    fields = {"speculation": True} if system.ahead else {}
 
     def request(number: int) -> bytes:
         asked = load.request(number)
         return request_bytes(
-            model, asked.input_ids, max_tokens=asked.max_tokens, request_id=str(number), outputs=_OUTPUTS,
-            seed=asked.seed,
+            system.model or "tokenrouter", asked.input_ids, max_tokens=asked.max_tokens, request_id=str(number),
+            outputs=_OUTPUTS, seed=asked.seed, **fields,
         )  # fmt: skip
 
     with ClosedLoop(url, request, load.in_flight, keep=True) as loop:

@@ -33,6 +33,8 @@ class EmulatedSetting:
         warm_up_s, seconds: see `Load`.
     """
 
+    real = False
+
     def __init__(self, reference: Reference, *, scale: int, warm_up_s: float, seconds: float) -> None:
         self.policies, self.workloads = tuple(reference.policies), tuple(reference.workloads)
         self._reference, self.scale = reference, scale

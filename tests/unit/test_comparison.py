@@ -170,7 +170,20 @@ def test_results_survive_the_file_and_a_later_row_takes_the_place_of_an_earlier_
 
 
 def test_losses_are_named_for_routed_systems_only() -> None:
-    assert report.losses(filled()) == [(Cell("r2r", "low-effort", 4), "eager", pytest.approx(200 / 205))]
+    results, cell = filled(), Cell("r2r", "low-effort", 4)
+    # It is a column, and no baseline.
+    results.add(cell, "speculative", {"tokens_per_second": 300.0})
+    assert report.losses(results) == [(cell, "eager", pytest.approx(200 / 205))]
+    assert "300.0 (0.67)" in report.markdown(results, "low-effort")
+
+
+def test_speculation_is_measured_with_policies_that_allow_it_and_real_models_only() -> None:
+    able = [policy for policy in (*POLICIES, "random", "markov") if BY_NAME["speculative"].takes(policy, real=True)]
+    assert able == [policy for policy in (*POLICIES, "random", "markov") if policy != "me"]
+    assert not BY_NAME["speculative"].takes("r2r", real=False)
+    assert all(
+        system.takes("me", real=real) for system in BY_NAME.values() for real in (True, False) if not system.ahead
+    )
 
 
 def test_tables_and_plot_name_every_system(tmp_path: Path) -> None:
