@@ -218,7 +218,7 @@ def test_the_reference_has_the_published_setting() -> None:
 def test_what_there_is_not_is_refused_with_what_there_is() -> None:
     with pytest.raises(ProfileError, match=r"no workload 'x'; workloads.yaml has low-effort, high-effort, agentic"):
         REFERENCE.workload("x")
-    with pytest.raises(CommandError, match=r"--systems: no system 'x'; there are tokenrouter, eager"):
+    with pytest.raises(CommandError, match=r"--systems: no system 'x'; there are tokenrouter, speculative, eager"):
         named("x")
 
 

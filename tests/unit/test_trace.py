@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perf.emulated.deployment import EmulatedDeployment
 from perf.emulated.routing import policy_params, routed
 from perf.emulated.signals import ROUTED_BY_SIGNALS
 from perf.traces.trace import Trace, agreement, from_routing, moves, read_traces, traced, write_traces
@@ -17,7 +18,9 @@ from tests.unit.policy_harness import make
 from tests.unit.test_emulated_signals import responses, router_policy
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.messages import PolicySpec
+from tokenrouter.offline import TokenRouter
 from tokenrouter.response import Result
+from tokenrouter.speculation import Speculation
 from tools.dtmc.errors import ProfileError
 from tools.dtmc.profile import Profile, load_profile
 
@@ -164,3 +167,18 @@ def test_a_trace_knows_how_often_the_large_model_agreed() -> None:
     assert (traces[0].discards, traces[0].agreed) == (3, 1)
     assert agreement(traces) == pytest.approx(1 / 3)
     assert agreement(traces[1:]) is None
+
+
+def test_a_replay_agrees_as_often_as_the_recorded_models_and_may_go_ahead(tmp_path: Path) -> None:
+    trace = Trace("r2r", (("small", 3), ("large", 1)), discards=10, agreed=7)
+    at_once = dict.fromkeys(R2R.names, 1e3)
+    deployment = EmulatedDeployment(
+        R2R, "scripted", 4, around_ms=at_once, agreement=agreement([trace]), speculation=Speculation(4)
+    )
+    fields = {"max_tokens": 800, "policy_params": json.dumps(trace.script())}
+    with TokenRouter.from_repository(deployment.write(tmp_path / "repository")) as router:
+        (plain,), (ahead,) = (router.generate(["abc"], speculation=each, **fields) for each in (False, True))
+    assert (plain.tokens, plain.runs, plain.handoffs) == (ahead.tokens, ahead.runs, ahead.handoffs)
+    totals = ahead.totals()
+    assert totals["discards"] == plain.totals()["discards"] == 200
+    assert totals["agreed"] / totals["discards"] == pytest.approx(0.7, abs=0.1)
