@@ -147,6 +147,12 @@ def test_a_config_json_that_makes_no_model_is_refused(
     refused(path.parent, f"{path} is not valid JSON")
 
 
+def test_sizes_that_do_not_go_together_are_refused_at_load(tmp_path: Path) -> None:
+    gptj = transformers.GPTJConfig(vocab_size=257, n_embd=32, n_layer=1, n_head=4, n_positions=64, rotary_dim=64)
+    with pytest.raises(ConfigError, match=r"gptj: transformers' own model fails on 8 tokens \(.*\); correct config"):
+        load(checkpoint(tmp_path / "m", gptj))
+
+
 def test_a_folder_without_weights_is_built_on_request_only(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "m")
     (folder / "model.safetensors").unlink()

@@ -195,8 +195,22 @@ def _rope_borders(text: Any) -> Iterator[tuple[str, int]]:
 
 
 def read_facts(model: Any) -> ModelFacts:
-    """Reads the sizes of a model."""
+    """Reads the sizes of a model.
+
+    Raises:
+        ConfigError: it has none that hold for all layers.
+    """
     config = model.config.get_text_config(decoder=True)
+    try:
+        return _facts(model, config)
+    except (AttributeError, TypeError) as exc:
+        raise ConfigError(
+            f"{model.config.model_type}: the torch engine needs one number of heads and one head size for all layers "
+            f"({_one_line(exc)}); serve it with the tensorrt_llm engine"
+        ) from exc
+
+
+def _facts(model: Any, config: Any) -> ModelFacts:
     heads: int = config.num_attention_heads
     return ModelFacts(
         layers=config.num_hidden_layers,
@@ -220,13 +234,22 @@ def probe(model: Any, max_context: int) -> Probe:
     """Runs the model with its own attention, then switches it to the paged attention.
 
     The tokens go beyond every length at which the model computes otherwise, if sequences get that long.
+
+    Raises:
+        ConfigError: the model itself fails, or takes no other attention.
     """
     length = min(max([PROBE_TOKENS, *(border + 4 for border in _borders(model.config, max_context))]), max_context)
     vocab_size: int = model.get_output_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocab_size, (1, length), generator=generator)
     inputs = tokens.to(model.device)
-    logits = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False).logits[0]
+    try:
+        logits = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=False).logits[0]
+    except Exception as exc:  # sizes in config.json that pass every check but do not go together
+        raise ConfigError(
+            f"{model.config.model_type}: transformers' own model fails on {length} tokens ({_one_line(exc)}); correct "
+            "config.json, or download the checkpoint again"
+        ) from exc
     attention.register()
     try:
         model.set_attn_implementation(attention.NAME)
