@@ -46,12 +46,17 @@ from tools.tune.measure import (
 
 @dataclass(frozen=True)
 class Row:
-    """One number in flight, before and after: thresholds, and tokens per second measured and predicted."""
+    """One number in flight, before and after: thresholds, and tokens per second measured and predicted.
+
+    Attributes:
+        ahead: whether speculation was switched on, too.
+    """
 
     in_flight: int
     thresholds: tuple[dict[str, int], dict[str, int]]
     measured: tuple[float, float]
     predicted: tuple[float | None, float | None]
+    ahead: bool = False
 
 
 def profiled(server: TritonServer, entry: str, options: Options, report: LateProgress) -> tuple[str, Profile]:
@@ -147,12 +152,12 @@ def _rows(
     for n in before:
         chosen = old.at(n, profile.names), new.at(n, profile.names)
         predictions = predicted(profile, n, chosen[0]), ahead.get(n) or predicted(profile, n, chosen[1])
-        rows.append(Row(n, chosen, (before[n], after[n]), predictions))
+        rows.append(Row(n, chosen, (before[n], after[n]), predictions, bool(ahead)))
     return rows
 
 
 def table_of(rows: list[Row]) -> Table:
-    """What is printed. Where the thresholds are the same, the ratio shows how far two measurements differ anyway."""
+    """What is printed. Where the settings are the same, the ratio shows how far two measurements differ anyway."""
     names = list(rows[0].thresholds[0])
     columns = [f"B {name}" for name in names]
     table = Table(
@@ -165,7 +170,7 @@ def table_of(rows: list[Row]) -> Table:
             *(str(thresholds[name]) for thresholds in row.thresholds for name in names),
             f"{before:.1f}",
             f"{after:.1f}",
-            f"{after / before:.3f}x" + (" (noise)" if row.thresholds[0] == row.thresholds[1] else ""),
+            f"{after / before:.3f}x" + (" (noise)" if row.thresholds[0] == row.thresholds[1] and not row.ahead else ""),
             "-" if old is None or new is None else f"{new / old:.3f}x",
         )
     return table
