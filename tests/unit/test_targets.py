@@ -19,7 +19,7 @@ PACKAGE = ROOT / "backends" / "tokenrouter_python" / "tokenrouter"
 SOURCES = sorted([*(ROOT / "tools").rglob("*.py"), *(ROOT / "perf").rglob("*.py"), *PACKAGE.rglob("*.py")])
 READ = {
     *("profile", "problems", "prompts", "config", "checkpoints", "model_repository", "small", "large", "data", "model"),
-    *("deployment", "source", "trace", "offline", "chat_template", "tls_cert", "tls_key"),
+    *("deployment", "source", "trace", "offline", "chat_template", "tls_cert", "tls_key", "overlay", "prices"),
 }
 """Options that name what is read."""
 OTHER_NAMES = {
