@@ -334,7 +334,8 @@ def test_every_step_counts_its_reason() -> None:
     pair = [cluster.submit(request([1], policy=spec("single"), max_tokens=1)) for _ in range(2)]
     cluster.run()
     assert subserver.statistics.steps_by_reason[Reason.THRESHOLD.value] == 1
-    elsewhere = cluster.submit(request([1], policy=spec("single", model="large"), max_tokens=1))
+    keeps_away = spec("scripted", writers=["large"], trigger="keep")  # may come here, and so is in flight here
+    elsewhere = cluster.submit(request([1], policy=keeps_away, max_tokens=1))
     late = cluster.submit(request([1], policy=spec("single"), max_tokens=1))
     cluster.deliver_all()
     assert subserver.poll(now_ns=cluster.now_ns) == WaitUntil(cluster.now_ns + 5 * MS)
