@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from perf.chaos.absences import Absence
 from perf.chaos.service import ENTRY, FRONT, SERVER
 from perf.load.known import Verdict
 from perf.load.known_loop import Attempt, Judged
@@ -20,8 +21,10 @@ RECOVERY_S: Mapping[str, float] = {
     f"kill {SERVER}": 15.0,
 }
 """Bounds; the entry model comes back within 5 s where it is loaded again, within 15 s where everything is restarted."""
-_EXCUSED = (f"kill {ENTRY}", f"kill {SERVER}")
 _AROUND_S = 1.0
+_TAKEN_FOR_DEAD_S = 40.0
+"""Triton takes a model's process that stands still for a second for dead and frees what both share; when it goes on,
+that can end it, and a while later tritonserver, which gives up a lock that the dead one held."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Outcome:
     Attributes:
         calm_s: longest gap of the probing streams in every pause between events.
         restarts: by process, as the supervisor counted.
+        absences: of processes, as the supervisor saw them.
     """
 
     seed: int
@@ -69,6 +73,7 @@ class Outcome:
     growth: list[Growth] = field(default_factory=list)
     leaks: list[str] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
+    absences: list[Absence] = field(default_factory=list)
     exit_code: int = 0
 
     def unexcused(self) -> list[Attempt]:
@@ -76,7 +81,7 @@ class Outcome:
         return [
             other
             for other in self.judged.others
-            if other.verdict is Verdict.FAILED and not any(_excuses(event, other) for event in self.events)
+            if other.verdict is Verdict.FAILED and not any(_excuses(absence, other) for absence in self.absences)
         ]
 
     @property
@@ -105,12 +110,20 @@ class Outcome:
         return [*found, *self.leaks, *([f"the launcher's exit code is {self.exit_code}"] if self.exit_code else [])]
 
     def _died_by_themselves(self) -> list[str]:
-        killed = counted(event.kind for event in self.events)
         return [
-            f"{name} was brought back {times} times and killed {killed.get(f'kill {name}', 0)} times"
-            for name, times in self.restarts.items()
-            if times > killed.get(f"kill {name}", 0)
+            f"{absence.name} died after {absence.from_s - self.began_s:.0f} s, and nobody had killed it"
+            for absence in self.absences
+            if not any(_explains(event, absence) for event in self.events)
         ]
+
+    @property
+    def died_after_a_stop(self) -> int:
+        """Deaths that no kill explains but a stop of the entry model's process, see `_TAKEN_FOR_DEAD_S`."""
+        return sum(
+            not any(_kills(event, absence) for event in self.events)
+            and any(_explains(event, absence) for event in self.events)
+            for absence in self.absences
+        )
 
     def slow(self) -> list[str]:
         """Bounds on time, and flat memory."""
@@ -144,6 +157,7 @@ class Outcome:
             },
             "events": counted(event.kind for event in self.events),
             "restarts": self.restarts,
+            "died_after_a_stop": self.died_after_a_stop,
             "recovery_seconds": {kind: _spread(values) for kind, values in sorted(self.recoveries().items())},
             "longest_stall_seconds": round(self.stall_s, 4),
             "stall_seconds_beside_attacks": _spread(attacks),
@@ -182,9 +196,20 @@ def _hits(event: Event) -> bool:
     return event.kind.startswith(("kill", "stop", "reload"))
 
 
-def _excuses(event: Event, other: Attempt) -> bool:
-    excused = event.kind in _EXCUSED or (event.kind == f"kill {FRONT}" and other.way.startswith("/v1"))
-    return excused and other.began_s <= event.over_s + _AROUND_S and other.ended_s >= event.began_s
+def _excuses(absence: Absence, other: Attempt) -> bool:
+    excused = absence.name in (ENTRY, SERVER) or (absence.name == FRONT and other.way.startswith("/v1"))
+    return excused and other.began_s <= absence.to_s + _AROUND_S and other.ended_s >= absence.from_s - _AROUND_S
+
+
+def _kills(event: Event, absence: Absence) -> bool:
+    killed = event.kind in (f"kill {absence.name}", f"kill {SERVER}")
+    return killed and event.began_s - _AROUND_S <= absence.from_s <= event.over_s + _AROUND_S
+
+
+def _explains(event: Event, absence: Absence) -> bool:
+    if event.kind != f"stop {ENTRY}":
+        return _kills(event, absence)
+    return absence.name in (ENTRY, SERVER) and 0.0 <= absence.from_s - event.began_s + _AROUND_S <= _TAKEN_FOR_DEAD_S
 
 
 def _told(other: Attempt) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perf.chaos.absences import absences
 from perf.chaos.events import EVENTS, in_order
 from perf.chaos.outcome import Event, Outcome
 from perf.chaos.sampling import Sampler
@@ -124,7 +125,7 @@ def _finish(service: Service, outcome: Outcome, sampler: Sampler) -> None:
     """What is held, what grew, and what is left when everything has ended."""
     outcome.leaks += [f"{gauge} is {value:g} at the end" for gauge, value in still_busy(service.metrics_url).items()]
     outcome.leaks += sampler.leaks()
-    outcome.restarts = service.restarts()
+    outcome.restarts, outcome.absences = service.restarts(), absences(service.log_text())
     outcome.samples = sampler.samples
     service.stop()
     outcome.exit_code = service.exit_code or 0

@@ -13,7 +13,7 @@ from perf.load.known import KnownAnswer, Reply, Verdict, judged
 from perf.load.ways import WAYS, Endpoints
 
 _AFTER_FAILURE_S = 0.2
-_MOST_KEPT = 2000
+_MOST_KEPT = 200_000
 
 
 @dataclass(frozen=True)

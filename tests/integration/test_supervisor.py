@@ -179,6 +179,9 @@ def test_a_model_that_the_key_unloads_stays_away_until_it_is_loaded(launcher: Su
 def test_an_orderly_end_leaves_nothing_and_no_response_that_looks_complete(launcher: Supervised) -> None:
     """Last: it ends the launcher, after all that has happened to it."""
     pids = launcher.pids()
+    idle = http.client.HTTPConnection(launcher.http_url.removeprefix("http://"), timeout=PATIENCE_S)
+    idle.request("GET", "/v2/health/live")
+    assert idle.getresponse().read() == b""  # and stays open, as clients' pools do
     with HttpStream(launcher, long_request("z", 7000)) as stream:
         events = iter(stream)
         seen = [next(events)]
@@ -190,6 +193,7 @@ def test_an_orderly_end_leaves_nothing_and_no_response_that_looks_complete(launc
     assert not any("finish_reason" in event for event in seen)
     assert took >= EXIT_TIMEOUT_S - 1
     assert launcher.process.wait(2 * PATIENCE_S) == 0, launcher.output()[-3000:]
+    idle.close()
     assert all(map(ended, pids.values()))
     assert launcher.regions() == []
     assert [path.name for path in launcher.home.iterdir()] == ["output"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from perf.chaos.absences import Absence, absences
 from perf.chaos.events import EVENTS, in_order
 from perf.chaos.outcome import Event, Outcome
 from perf.chaos.plot import plot
@@ -127,7 +128,8 @@ def attempt(began_s: float, ended_s: float, *, way: str = "HTTP, whole", verdict
 def outcome(*others: Attempt, kind: str = "kill tokenrouter", recovery_s: float | None = 2.0) -> Outcome:
     event = Event(kind, 10.0, 10.1, recovery_s, 0.01)
     verdicts = Counter(other.verdict for other in others)
-    return Outcome(1, 4, seconds=60.0, judged=Judged(verdicts, others=list(others)), events=[event])
+    died = [Absence(kind.removeprefix("kill "), 10.0, 12.0)] if kind.startswith("kill") else []
+    return Outcome(1, 4, seconds=60.0, judged=Judged(verdicts, others=list(others)), events=[event], absences=died)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def outcome(*others: Attempt, kind: str = "kill tokenrouter", recovery_s: float 
     [
         ("kill tokenrouter", attempt(9.0, 10.2), True),
         ("kill tritonserver", attempt(12.5, 12.6), True),
-        ("kill tokenrouter", attempt(8.0, 9.0), False),
+        ("kill tokenrouter", attempt(7.0, 8.5), False),
         ("kill tokenrouter", attempt(14.0, 15.0), False),
         ("kill small", attempt(10.0, 11.0), False),
         ("kill openai", attempt(10.0, 11.0), False),
@@ -157,10 +159,35 @@ def test_what_does_not_come_back_is_broken_and_what_comes_late_is_over_its_bound
     assert outcome(recovery_s=20.0).slow() == ["kill tokenrouter: back after 20.0 s, more than 15 s"]
 
 
-def test_a_process_that_died_more_often_than_it_was_killed_is_told() -> None:
-    found = outcome()
-    found.restarts = {"tokenrouter": 1, "small": 1}
-    assert found.broken() == ["small was brought back 1 times and killed 0 times"]
+@pytest.mark.parametrize(
+    ("kind", "name", "from_s", "told"),
+    [
+        ("kill small", "small", 30.0, ["small died after 30 s, and nobody had killed it"]),
+        ("kill small", "small", 10.0, []),
+        ("kill tritonserver", "small", 11.0, []),
+        ("stop tokenrouter", "tokenrouter", 12.0, []),
+        ("stop tokenrouter", "tritonserver", 22.0, []),
+        ("stop tokenrouter", "small", 12.0, ["small died after 12 s, and nobody had killed it"]),
+        ("stop tokenrouter", "tritonserver", 60.0, ["tritonserver died after 60 s, and nobody had killed it"]),
+    ],
+)
+def test_a_process_that_died_and_was_not_killed_is_told(kind: str, name: str, from_s: float, told: list[str]) -> None:
+    found = outcome(kind=kind)
+    found.absences = [Absence(name, from_s, from_s + 5.0)]
+    assert found.broken() == told
+    assert found.died_after_a_stop == (kind == "stop tokenrouter" and not told)
+
+
+def test_absences_are_read_off_the_log_of_the_supervisor() -> None:
+    log = """I1130 08:47:56 1 model_lifecycle.cc:624] "successfully unloaded 'large' version 1"
+2026-11-30 08:47:55 supervisor: the process of large (30273) ended
+2026-11-30 08:47:55 supervisor: large ended (event 1 in 60 s, at most 5)
+2026-11-30 08:48:00 supervisor: large is back after 4.87 s
+2026-11-30 08:48:22 supervisor: tritonserver (process 30257) ended
+"""
+    (large, server) = absences(log)
+    assert (large.name, round(large.to_s - large.from_s)) == ("large", 6)
+    assert (server.name, round(server.from_s - large.from_s), server.to_s) == ("tritonserver", 27, float("inf"))
 
 
 def test_facts_and_figure_of_a_run(tmp_path: Path) -> None:

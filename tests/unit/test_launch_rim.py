@@ -19,11 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenrouter.direct_http import http_open
-from tools.launch.connections import cut_clients
 from tools.launch.decisions import FRONT, SERVER, Component, Condition, Phase, Status
 from tools.launch.follower import LogFollower
 from tools.launch.health import Health, answer
 from tools.launch.watch import Death, Watch
+from tools.tritonserver.connections import cut_clients
 from tools.tritonserver.ports import free_port
 from tools.tritonserver.processes import Processes, catches
 

@@ -12,13 +12,13 @@ from functools import partial
 
 from rich.console import Console
 
-from tools.launch.connections import cut_clients
 from tools.launch.decisions import FRONT, SERVER, Decisions, GiveUp, Note, Reload, Restart, StartFront
 from tools.launch.follower import LogFollower
 from tools.launch.health import Health
 from tools.launch.remote import states
 from tools.launch.watch import Death, Watch
 from tools.openai_server import OpenAiServer
+from tools.tritonserver.connections import cut_clients
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer
 

@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
 import psutil
+
+from tools.tritonserver.connections import cut_clients
 
 _PR_SET_PDEATHSIG = 1
 _KILL_S = 10.0
@@ -62,16 +65,20 @@ class Processes:
                 pids[model] = pid
         return pids
 
-    def end(self, patience_s: float, *, hangs: bool = False) -> int:
+    def end(
+        self, patience_s: float, *, hangs: bool = False, cut_after_s: float = inf, ports: Collection[int] = ()
+    ) -> int:
         """SIGTERM, a bounded wait, SIGKILL by process id; then kills what is left. Returns the server's exit code.
 
         Args:
             patience_s: how long the server may take; 0 kills it at once.
+            cut_after_s: when clients of these ports are cut off, because no response is left: Triton waits for idle
+                connections as long as for requests, and then fails to stop.
             hangs: the server waits for requests of a process that died, and will not end by itself. So it is killed as
                 soon as its models have ended, and that counts as exit code 0.
         """
         if self._exit_code is None:
-            self._exit_code = self._end_server(patience_s, hangs)
+            self._exit_code = self._end_server(patience_s, hangs, cut_after_s, ports)
             self._kill(self._rest)
         return self._exit_code
 
@@ -79,15 +86,18 @@ class Processes:
         """Ends processes of this server that are no longer below it: workers of a model that died hold its GPU."""
         self._kill(lambda: [process for process in self._rest() if not self._is_below(process)])
 
-    def _end_server(self, patience_s: float, hangs: bool) -> int:
+    def _end_server(self, patience_s: float, hangs: bool, cut_after_s: float, ports: Collection[int]) -> int:
         if not self.is_running():
             return self._server.wait()
         if patience_s > 0:
             self._server.send_signal(signal.SIGTERM)
-        end = time.monotonic() + patience_s
-        while time.monotonic() < end:
+        began = time.monotonic()
+        while (passed_s := time.monotonic() - began) < patience_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return self._server.wait(_LOOK_S)
+            if passed_s >= cut_after_s:
+                with contextlib.suppress(OSError):  # it ends without, later
+                    cut_clients(self.pid, ports)
             if hangs and not self.stubs():
                 self._server.kill()
                 self._server.wait()

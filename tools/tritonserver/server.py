@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from math import inf
 from pathlib import Path
 from types import TracebackType
 
@@ -189,7 +190,8 @@ class TritonServer:
         """
         if self._run_dir is not None:
             self._run_dir.announce_end(self.exit_timeout_s)
-        return self._end(self.exit_timeout_s + _WIND_UP_S + _KILL_S, hangs=hangs)
+        patience_s = self.exit_timeout_s + _WIND_UP_S + _KILL_S
+        return self._end(patience_s, hangs=hangs, cut_after_s=self.exit_timeout_s + _ANSWER_S)
 
     def kill_orphans(self) -> None:
         """Ends what is left of models whose processes died."""
@@ -200,8 +202,11 @@ class TritonServer:
         """Ends the server with all its processes at once, and removes what is left. Returns the exit code."""
         return self._end(0.0)
 
-    def _end(self, patience_s: float, *, hangs: bool = False) -> int | None:
-        code = None if self._processes is None else self._processes.end(patience_s, hangs=hangs)
+    def _end(self, patience_s: float, *, hangs: bool = False, cut_after_s: float = inf) -> int | None:
+        code = None
+        if self._processes is not None:
+            ports = (self.ports.http, self.ports.grpc)
+            code = self._processes.end(patience_s, hangs=hangs, cut_after_s=cut_after_s, ports=ports)
         self.log_text()
         if self._run_dir is not None:
             self._run_dir.remove()
