@@ -208,9 +208,10 @@ def test_the_ledger_is_the_sum_of_those_that_run_and_they_start_in_order(
     sizes: list[tuple[int, int]], ends: random.Random, max_inflight: int
 ) -> None:
     infos = {"small": model_info("small", block_tokens=4, kv_blocks=12), "large": model_info("large", 3, 20)}
-    admission = Admission(infos, max_inflight=max_inflight, connect_timeout_ns=1, queue=EntryQueuePolicy())
+    replicas = {name: (name,) for name in infos}
+    admission = Admission(replicas, max_inflight=max_inflight, connect_timeout_ns=1, queue=EntryQueuePolicy())
     for name, info in infos.items():
-        admission.connected(name, info)
+        admission.replicas.connected(name, info)
     waiting = [generation(i, prompt, limit) for i, (prompt, limit) in enumerate(sizes)]
     for each in waiting:
         assert admission.misfit(each) is None
@@ -227,7 +228,7 @@ def test_the_ledger_is_the_sum_of_those_that_run_and_they_start_in_order(
         assert admission.running == len(running) <= max_inflight
         for name, info in infos.items():
             blocks = sum(-(-each.kv_tokens // info.block_tokens) for each in running)
-            assert admission.reserved_blocks(name) == blocks <= info.kv_blocks
+            assert admission.replicas.reserved_blocks(name) == blocks <= info.kv_blocks
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------
