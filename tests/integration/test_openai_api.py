@@ -196,6 +196,15 @@ def test_errors_by_exception_class(
     assert raised.value.param == param
 
 
+def test_refusals_end_streams_without_a_race_inside_triton(shared: TritonServer, client: OpenAI) -> None:
+    """The line is Triton's own sign of it; some 2,300 of them ended tritonserver."""
+    before = shared.log_text().count("HandleCancellation called")
+    for _ in range(20):
+        with pytest.raises(openai.BadRequestError, match="policy is 'nope'; this deployment offers"):
+            client.completions.create(model="tokenrouter", prompt=PROMPT, extra_body={"policy": "nope"})
+    assert shared.log_text().count("HandleCancellation called") == before
+
+
 def test_a_full_queue_and_an_expired_request(shared: TritonServer, shared_repository: Path) -> None:
     async def flood(base: str, count: int) -> list[object]:
         async with AsyncOpenAI(base_url=f"{base}/v1", api_key="unused", max_retries=0) as many:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from tokenrouter.entry_queue import EXPIRED, QUEUE_FULL
 from tokenrouter.openai_api.errors import ApiError, from_triton
 from tokenrouter.openai_api.requests import ChatCompletionRequest, CompletionRequest
+from tokenrouter.openai_api.triton import _failure
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
@@ -86,3 +87,19 @@ def test_forms_of_prompts() -> None:
 def test_status_of_what_triton_says(code: grpc.StatusCode, text: str, status: int) -> None:
     error = from_triton(code, text)
     assert (error.status, error.body.error.message) == (status, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "message"),
+    [
+        ("[INVALID_ARG] max_tokens is 0;\nsend more", 400, "max_tokens is 0;\nsend more"),
+        ("[UNAVAILABLE] the server is stopping", 503, "the server is stopping"),
+        ("[INTERNAL] a bug", 500, "a bug"),
+        ("Request for unknown model: 'a' has no available versions", 503, None),
+        ("Request for unknown model: 'a' is not found", 404, None),
+        ("Stub process 'a' is not healthy.", 500, None),
+    ],
+)
+def test_an_error_out_of_a_stream_has_the_status_of_its_code(text: str, status: int, message: str | None) -> None:
+    error = _failure(text)
+    assert (error.status, error.body.error.message) == (status, message or text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,11 +15,18 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
 from tokenrouter.client import infer_input
-from tokenrouter.openai_api.errors import from_triton
+from tokenrouter.openai_api.errors import ApiError, from_triton
 from tokenrouter.openai_api.tokens import Token
 
-# Asks Triton to end a stream with a gRPC status instead of an error text in a message.
-_STATUS_HEADER = {"triton_grpc_error": "true"}
+_CODED = re.compile(r"\[([A-Z_]+)\] (.*)", re.DOTALL)
+_CODES = {"INVALID_ARG": grpc.StatusCode.INVALID_ARGUMENT, "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE}
+_WORDS = {
+    "has no available versions": grpc.StatusCode.UNAVAILABLE,
+    "is not found": grpc.StatusCode.NOT_FOUND,
+    "erver is stopping": grpc.StatusCode.UNAVAILABLE,
+    "erver exiting": grpc.StatusCode.UNAVAILABLE,
+}
+"""What Triton's core says of a model or a server that is away."""
 _CHANNEL = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -78,19 +86,35 @@ class Triton:
                 "model_name": model,
                 "inputs": [infer_input(name, value) for name, value in {**given, "stream": True}.items()],
                 "outputs": [grpcclient.InferRequestedOutput(name) for name in outputs],
-                "parameters": dict(parameters),
+                "parameters": {**parameters, "return_error_code": True},
             }
 
-        call = self._client.stream_infer(requests(), headers=_STATUS_HEADER)
+        call = self._client.stream_infer(requests())
+        failure: ApiError | None = None
         try:
             async for result, error in call:
-                if error is not None:
-                    raise from_triton(grpc.StatusCode.INTERNAL, str(error.message()))
-                yield _delta(result.get_response())
+                if error is None:
+                    yield _delta(result.get_response())
+                else:  # the stream ends by itself: to cancel it just then is a race inside Triton
+                    failure = _failure(str(error.message()))
+            if failure is not None:
+                raise failure
         except grpc.aio.AioRpcError as exc:
             raise from_triton(exc.code(), exc.details() or exc.code().name) from exc
         finally:
             call.cancel()
+
+
+def _failure(text: str) -> ApiError:
+    """An error out of a stream: ours begins with its code, Triton's own are known by their words.
+
+    Triton would end the stream with a gRPC status if it were asked to (`triton_grpc_error`), but 2.51 races with itself
+    there and ends by a segmentation fault, after some 2,300 refused requests.
+    """
+    if coded := _CODED.fullmatch(text):
+        name, text = coded.groups()
+        return from_triton(_CODES.get(name, grpc.StatusCode.INTERNAL), text)
+    return from_triton(next((code for words, code in _WORDS.items() if words in text), grpc.StatusCode.INTERNAL), text)
 
 
 def _delta(response: service_pb2.ModelInferResponse) -> Delta:

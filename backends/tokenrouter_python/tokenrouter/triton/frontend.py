@@ -120,6 +120,7 @@ class Frontend:
 
     def _take(self, request: Any, reply: TritonReply, arrived_ns: int) -> None:
         parameters = read_parameters(request.parameters(), self._inputs)
+        reply.errors_have_codes = parameters.return_error_code
         if parameters.timeline_ms is not None:
             self._recorder.start(reply, parameters.timeline_ms)
             return

@@ -21,10 +21,15 @@ from tokenrouter.triton.tensors import MAPPED_OUTPUTS, CallFields
 Prompt = TypeVar("Prompt", str, Sequence[int])
 
 
-def triton_error(error: RouterError, root: Path) -> Any:
-    """The error as Triton's own type, with its code. Of the repository in `root` it names no absolute paths."""
+def triton_error(error: RouterError, root: Path, *, say_code: bool = False) -> Any:
+    """The error as Triton's own type, with its code. Of the repository in `root` it names no absolute paths.
+
+    Args:
+        say_code: the text begins with the code in brackets too, because Triton's streams lose it.
+    """
     code = getattr(pb_utils.TritonError, error.code, pb_utils.TritonError.INTERNAL)
-    return pb_utils.TritonError(without_paths(str(error), root), code)
+    text = without_paths(str(error), root)
+    return pb_utils.TritonError(f"[{error.code}] {text}" if say_code else text, code)
 
 
 class TritonReply:
@@ -36,6 +41,9 @@ class TritonReply:
         responder: the thread that sends.
         root: of the model repository.
         decoupled: whether the FINAL flag comes by itself, after any number of responses; else with the only one.
+
+    Attributes:
+        errors_have_codes: see `triton_error`.
     """
 
     def __init__(
@@ -53,6 +61,7 @@ class TritonReply:
         self._prompt = ""
         self._prompt_ids: Sequence[int] = ()
         self._stopped = False
+        self.errors_have_codes = False
         # Clients read wall-clock times; the core knows only the monotonic clock.
         self._epoch_ns = time.time_ns() - time.monotonic_ns()
 
@@ -87,7 +96,8 @@ class TritonReply:
             last = final if closes else 0
             self._sender.send(pb_utils.InferenceResponse(output_tensors=self._tensors(update)), flags=last)
         if update.error is not None and not (self._stopped and self._decoupled):
-            self._sender.send(pb_utils.InferenceResponse(error=triton_error(update.error, self._root)), flags=final)
+            error = triton_error(update.error, self._root, say_code=self.errors_have_codes)
+            self._sender.send(pb_utils.InferenceResponse(error=error), flags=final)
         elif update.final and not closes:
             self._sender.send(flags=final)
         if update.final:

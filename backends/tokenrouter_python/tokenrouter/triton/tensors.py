@@ -284,12 +284,14 @@ class CallParameters:
     Attributes:
         timeout_us: of the request, in microseconds, or 0.
         timeline_ms: asks for a recording of so many milliseconds instead of tokens; None: does not.
+        return_error_code: the text of an error is to begin with Triton's code.
         traceparent, tracestate: headers of W3C's Trace Context, as Triton forwards them; whether they are well formed
             is not known here.
     """
 
     timeout_us: int = 0
     timeline_ms: int | None = None
+    return_error_code: bool = False
     traceparent: str = ""
     tracestate: str = ""
 
@@ -311,6 +313,7 @@ def read_parameters(parameters: str, table: Mapping[str, Input]) -> CallParamete
         raise InvalidRequest(f"unknown fields of {len(parameters)} bytes; leave out all but these: {', '.join(table)}")
     given = json.loads(parameters or "{}")
     timeout, timeline = given.pop("timeout", 0), given.pop(PARAMETER, None)
+    coded = given.pop("return_error_code", False) is True
     trace = {name: given.pop(name) for name in list(given) if name.lower() in _TRACE_HEADERS}
     for name in given:
         if not name.startswith("triton_") and name not in _IGNORED_PARAMETERS:
@@ -322,7 +325,7 @@ def read_parameters(parameters: str, table: Mapping[str, Input]) -> CallParamete
         raise InvalidRequest(f"timeout is {timeout!r}; send microseconds, a whole number of at least 0")
     if timeline is not None and (type(timeline) is not int or not 1 <= timeline <= MOST_MS):
         raise InvalidRequest(f"{PARAMETER} is {timeline!r}; send milliseconds, a whole number in 1..{MOST_MS}")
-    return CallParameters(timeout, timeline, **{name.lower(): str(value) for name, value in trace.items()})
+    return CallParameters(timeout, timeline, coded, **{name.lower(): str(value) for name, value in trace.items()})
 
 
 def read_word_ids(name: str, values: Sequence[int]) -> list[list[int]]:
