@@ -33,7 +33,7 @@ from tokenrouter.channel.carrier import Connected, Received
 from tokenrouter.channel.unix import UnixCarrier
 from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.inprocess import InProcessDriver
-from tokenrouter.messages import decode_for_orchestrator, decode_for_subserver, encode
+from tokenrouter.messages import encode
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.policies import calls
 from tokenrouter.request import RequestFields
@@ -90,21 +90,12 @@ class Meter:
 
 
 class Travelling(InProcessDriver):
-    """Messages are encoded and decoded, as they are between processes; `travel` does both."""
+    """Messages are encoded and decoded, as they are between processes."""
 
-    travel: Callable[[Callable[[Any], Any], Any], Any] = staticmethod(lambda decode, message: decode(encode(message)))
-
-    def exchange(self) -> None:
-        now_ns = time.monotonic_ns()
-        orchestrator = self.orchestrator
-        while orchestrator.outbox or any(subserver.outbox for subserver in self.subservers.values()):
-            for name, subserver in self.subservers.items():
-                reports, subserver.outbox = subserver.outbox, []
-                for _, sent in reports:
-                    orchestrator.receive(name, self.travel(decode_for_orchestrator, sent), now_ns=now_ns)
-            messages, orchestrator.outbox = orchestrator.outbox, []
-            for name, message in messages:
-                self.subservers[name].handle(1, self.travel(decode_for_subserver, message), now_ns=now_ns)
+    @staticmethod
+    def travel(decode: Callable[[Any], Any], message: Any) -> Any:
+        """Both ways of the codec."""
+        return decode(encode(message))
 
 
 @contextmanager

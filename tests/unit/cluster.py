@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.errors import ProtocolError, RouterError
+from tokenrouter.errors import ProtocolError, RequestCancelled, RouterError
 from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
@@ -284,6 +284,32 @@ class Cluster:
             if not self.random_event(rng):
                 return
         raise AssertionError(f"not idle after {limit} events; {self.orchestrator.in_flight} requests still run")
+
+    def assert_all_end_right(
+        self,
+        rng: random.Random,
+        submitted: Mapping[int, tuple[Sequence[int], int]],
+        *,
+        cancelled: Collection[int],
+        dead: Collection[str],
+    ) -> None:
+        """Brings back who is dead and runs to the end: each request has its tokens, or was cancelled.
+
+        Args:
+            submitted: prompt and `max_tokens` by key.
+        """
+        for name in dead:
+            self.connect(name)
+        self.walk(rng)
+        self.deliver_all()
+        self.assert_conserved()
+        for key, (prompt, max_tokens) in submitted.items():
+            error = self.updates[key][-1].error
+            if error is not None:
+                assert isinstance(error, RequestCancelled)
+                assert key in cancelled
+            else:
+                assert self.result(key).tokens == expected_tokens(prompt, max_tokens)
 
     def random_event(self, rng: random.Random) -> bool:
         """One of the events that are possible now; time jumps to the next deadline only if there is no other."""

@@ -23,3 +23,20 @@ def triton() -> Iterator[ModuleType]:
     for name in {name for name in sys.modules if name.startswith("tokenrouter.triton.")} - before:
         del sys.modules[name]
     del sys.modules["triton_python_backend_utils"]
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """For rows so narrow that a second thread only makes steps wait for it."""
+    import torch  # seconds, which other tests need not wait
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def routers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder for router files."""
+    return str(tmp_path_factory.mktemp("routers"))

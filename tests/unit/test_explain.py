@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import operator
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,20 +25,9 @@ from tokenrouter.messages import PROTOCOL_VERSION, Decision, ModelInfo
 from tokenrouter.policies.base import Policy
 from tokenrouter.response import Result
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 RELATIONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def routers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("routers"))
 
 
 def check(result: Result, *, draws: bool = False) -> list[Decision]:

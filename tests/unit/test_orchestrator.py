@@ -144,18 +144,7 @@ def test_nothing_is_lost_in_any_order_of_arrivals_cancels_steps_and_restarts(
             dead ^= {name}
         else:
             cluster.random_event(rng)
-    for name in dead:
-        cluster.connect(name)
-    cluster.walk(rng)
-    cluster.deliver_all()
-    cluster.assert_conserved()
-    for key, (prompt, max_tokens) in submitted.items():
-        error = cluster.updates[key][-1].error
-        if error is not None:
-            assert isinstance(error, RequestCancelled)
-            assert key in cancelled
-        else:
-            assert cluster.result(key).tokens == expected_tokens(prompt, max_tokens)
+    cluster.assert_all_end_right(rng, submitted, cancelled=cancelled, dead=dead)
 
 
 MODELS = NAMES[2]

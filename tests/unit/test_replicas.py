@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.cluster import MS, PROMPT, Cluster, expected_tokens, request, spec, writers
 from tokenrouter.batcher import Batching
-from tokenrouter.errors import ModelUnavailable, RequestCancelled
+from tokenrouter.errors import ModelUnavailable
 from tokenrouter.messages import Open
 from tokenrouter.replicas import replica_names
 
@@ -186,18 +186,7 @@ def test_tokens_do_not_depend_on_replicas_nor_on_their_deaths(
         else:
             cluster.random_event(rng)
         _assert_pins_add_up(cluster)
-    for name in dead:
-        cluster.connect(name)
-    cluster.walk(rng)
-    cluster.deliver_all()
-    cluster.assert_conserved()
-    for key, (prompt, max_tokens) in submitted.items():
-        error = cluster.updates[key][-1].error
-        if error is not None:
-            assert isinstance(error, RequestCancelled)
-            assert key in cancelled
-        else:
-            assert cluster.result(key).tokens == expected_tokens(prompt, max_tokens)
+    cluster.assert_all_end_right(rng, submitted, cancelled=cancelled, dead=dead)
 
 
 def _assert_pins_add_up(cluster: Cluster) -> None:

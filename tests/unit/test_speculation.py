@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +26,8 @@ from tokenrouter.response import Result
 from tokenrouter.speculation import Agreement, Speculation
 from tokenrouter.subserver.sequence import ModelSequence
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 MODELS = ("small", "large")
 PROMPTS = ([10, 20, 30, 40], [7, 11, 13], [99, 98, 97, 96, 95], [50])
 PATIENT_NS = 10_000_000 * MS
@@ -40,20 +41,6 @@ def checkpoint(policy: str, folder: str) -> str:
     path = Path(folder) / f"{policy}.safetensors"
     save_router(router_file(policy, vocab_size=VOCAB_SIZE), path)
     return str(path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Rows are narrow: a second thread only makes steps wait for it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def routers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("routers"))
 
 
 @dataclass(frozen=True)
