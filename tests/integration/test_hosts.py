@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.channel import End
 from tests.support.channel import until as polled
+from tests.support.deaths import kill_model
 from tests.support.grpc_calls import GrpcStream, Message
 from tests.support.hosts import Hosts, trial_keys, two_hosts
 from tests.support.waiting import PATIENCE_S, until, wait_idle
@@ -154,7 +155,7 @@ def test_a_peer_that_is_asleep_wakes_up_and_goes_on(
     """Its kernel takes bytes for it until its window is full; its loop says nothing."""
     pid = far.stub_pids()["large"]
     with running(near) as tokens:
-        os.kill(pid, signal.SIGSTOP)
+        kill_model(pid, "large", far.metrics_url, signal.SIGSTOP)
         try:
             until(lambda: not connected(near), what="given up")
         finally:
@@ -164,7 +165,7 @@ def test_a_peer_that_is_asleep_wakes_up_and_goes_on(
 
 def test_a_peer_that_is_killed_comes_back(near: TritonServer, far: TritonServer, expected: list[list[int]]) -> None:
     with running(near) as tokens:
-        os.kill(far.stub_pids()["large"], signal.SIGKILL)
+        kill_model(far.stub_pids()["large"], "large", far.metrics_url)
         until(lambda: not connected(near), what="noticed")
         far.repository_api().unload("large")  # as the supervisor does
         far.repository_api().load("large", timeout_s=PATIENCE_S)

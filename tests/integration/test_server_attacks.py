@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import msgspec
 import pytest
 
@@ -38,7 +37,7 @@ def _served_afterwards(shared: TritonServer) -> Iterator[None]:
 @pytest.mark.parametrize("timeout_us", [2_200_000_000_000, 2**63 - 1])
 def test_a_time_out_of_years_is_refused_with_the_limit(shared: TritonServer, timeout_us: int) -> None:
     code, text = grpc_error(shared, GOOD, timeout_us=timeout_us)
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert code == "INVALID_ARG"
     assert f"timeout is {timeout_us} microseconds; this deployment takes at most 86400 (limits.timeout_seconds)" in text
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-import grpc
 import numpy as np
 import pytest
 
@@ -221,7 +220,7 @@ NUMBER_FIELDS = (
 @pytest.mark.parametrize("name", NUMBER_FIELDS)
 def test_grpc_numbers_that_are_none(shared: TritonServer, name: str, number: str) -> None:
     code, details = grpc_error(shared, {**GOOD, name: NUMBERS[number]})
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert code == "INVALID_ARG"
     assert name in details
 
 
@@ -272,7 +271,7 @@ GRPC_CASES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_grpc(shared: TritonServer, case: str) -> None:
     changes, words = GRPC_CASES[case]
     code, details = grpc_error(shared, body_of(changes))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT, details
+    assert code == "INVALID_ARG", details
     assert all(word in details for word in words), details
 
 

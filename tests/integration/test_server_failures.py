@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import grpc
 import pytest
 
 from tests.support.faults import POISON
@@ -63,7 +62,7 @@ def test_grpc_stream_stays_usable(shared: TritonServer, model: str, fault: str) 
 
 def test_grpc_status(shared: TritonServer) -> None:
     code, details = grpc_error(shared, {**POLICY_FAULT, "stream": True})
-    assert code is grpc.StatusCode.INTERNAL
+    assert code == "INTERNAL"
     assert "boom" in details
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.deaths import kill_model
 from tests.support.grpc_calls import GrpcStream, Message
 from tests.support.http_calls import HttpStream, answer, refusal
 from tests.support.repositories import emulated_spec, write_emulated
@@ -147,7 +146,7 @@ def test_a_killed_model_process(loaded: TritonServer) -> None:
         call.send({"text_input": "k" * 900, "max_tokens": 900, "stream": True}, model="patient", request_id="patient")
         call.send({"text_input": "h" * 900, "max_tokens": 900, "stream": True}, request_id="hasty")
         until(lambda: call.of("patient") and call.of("hasty"), what="both streams")
-        os.kill(loaded.stub_pids()["large"], signal.SIGKILL)
+        kill_model(loaded.stub_pids()["large"], "large", loaded.metrics_url)
         assert "'large' is not connected" in call.wait("hasty")[-1].error
         unload(loaded, "large")
         load(loaded, "large")

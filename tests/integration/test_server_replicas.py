@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.deaths import kill_model
 from tests.support.grpc_calls import GrpcStream, Message
 from tests.support.http_calls import answer
 from tests.support.repositories import emulated_spec, write_emulated
@@ -75,7 +74,7 @@ def test_tokens_are_those_of_one_replica_also_if_one_is_killed(server: TritonSer
         until(lambda: all(call.of(name) for name in requests), what="eight streams")
         page = until(lambda: (page := scrape(server.metrics_url)) and pinned(page, "large_1") == 4 and page)
         assert [pinned(page, name) for name in ("small", "small_1", "large")] == [4, 4, 4]
-        os.kill(server.stub_pids()["large_1"], signal.SIGKILL)
+        kill_model(server.stub_pids()["large_1"], "large_1", server.metrics_url)
         found = {name: ids(call.wait(name)) for name in requests}
     assert found == expected
     page = until(lambda: (page := scrape(server.metrics_url)) and pinned(page, "small") == 0 and page)

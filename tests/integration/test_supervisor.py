@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
+from tests.support.deaths import kill_model
 from tests.support.grpc_calls import GrpcStream
 from tests.support.http_calls import HttpStream, answer
 from tests.support.repositories import emulated_spec, write_emulated
@@ -65,7 +65,7 @@ def test_running_requests_outlive_the_death_of_a_subserver(launcher: Supervised)
 
 def test_health_names_who_is_away(launcher: Supervised) -> None:
     pid = launcher.pids()["large"]
-    os.kill(pid, signal.SIGKILL)
+    kill_model(pid, "large", launcher.metrics_url)
     _, told = until(lambda: (away := launcher.health("/readyz"))[0] == 503 and away, what="not ready")
     assert told["restarting"] == ["large"]
     assert launcher.health("/readyz/large")[0] == 503

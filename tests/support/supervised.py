@@ -16,6 +16,7 @@ from urllib.error import HTTPError
 
 import psutil
 
+from tests.support.deaths import kill_model
 from tests.support.waiting import PATIENCE_S, until
 from tokenrouter.direct_http import http_open
 from tools.tritonserver.ports import Ports, free_port
@@ -77,7 +78,11 @@ class Supervised:
     def kill(self, name: str, number: int = 9) -> None:
         """Sends a signal to one of `pids` and waits until the supervisor has brought it back."""
         before = self.health("/readyz")[1]["restarts"].get(name, 0)
-        os.kill(self.pids()[name], number)
+        pid = self.pids()[name]
+        if name in ("tritonserver", "openai"):
+            os.kill(pid, number)
+        else:
+            kill_model(pid, name, self.metrics_url, number)
         self.wait_back(name, before + 1)
 
     def wait_back(self, name: str, restarts: int) -> None:

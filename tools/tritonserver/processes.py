@@ -18,6 +18,7 @@ import psutil
 from tools.tritonserver.connections import cut_clients
 
 _PR_SET_PDEATHSIG = 1
+_CUT_S = 1.0
 _KILL_S = 10.0
 _LOOK_S = 0.1
 _libc = ctypes.CDLL(None)
@@ -73,9 +74,9 @@ class Processes:
         Args:
             patience_s: how long the server may take; 0 kills it at once.
             cut_after_s: when clients of these ports are cut off, because no response is left: Triton waits for idle
-                connections as long as for requests, and then fails to stop.
-            hangs: the server waits for requests of a process that died, and will not end by itself. So it is killed as
-                soon as its models have ended, and that counts as exit code 0.
+                connections as long as for requests, and then fails to stop. If all its models have ended and it has not
+                a second later, it waits for a process that died, and is killed; that counts as exit code 0.
+            hangs: it is known to do that, and is killed as soon as its models have ended.
         """
         if self._exit_code is None:
             self._exit_code = self._end_server(patience_s, hangs, cut_after_s, ports)
@@ -98,7 +99,7 @@ class Processes:
             if passed_s >= cut_after_s:
                 with contextlib.suppress(OSError):  # it ends without, later
                     cut_clients(self.pid, ports)
-            if hangs and not self.stubs():
+            if (hangs or passed_s >= cut_after_s + _CUT_S) and not self.stubs():
                 self._server.kill()
                 self._server.wait()
                 return 0
