@@ -107,7 +107,7 @@ def main(
     path = csv or RESULTS / f"ablation_{engine.value}.csv"
     results = Results.load(path)
     if not only_report:
-        setting = setting_of(engine, most=max(inflight), scale=scale, warm_up_s=1.0, seconds=seconds)
+        setting = setting_of(engine, kept=path.parent, most=max(inflight), scale=scale, warm_up_s=1.0, seconds=seconds)
         chosen = workload if engine is Engine.EMULATED else setting.workloads[0]
         cells = [Cell(policy, chosen, n) for n in inflight]
         add_rows(results, path, setting, cells, ROWS, engine=engine.value)

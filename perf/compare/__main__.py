@@ -5,7 +5,8 @@
     python -m perf.compare --report                           # tables and plot of what was measured so far
     python -m perf.compare --ideal                            # exact throughput of every strategy without any overhead
 
-Rows go to a CSV; a later run replaces the rows that it measures again, so a comparison can be measured in pieces.
+Rows go to a CSV; a later run replaces the rows that it measures again, so a comparison can be measured in pieces. Where
+`--csv` names another file, whatever else a comparison writes lies beside that one.
 With `--engine emulated` step times, routing rates and lengths are those of perf/reference/workloads.yaml, and prompts
 and responses are `--scale` times shorter.
 """
@@ -62,19 +63,25 @@ def main(
     as_markdown: AsMarkdown = False,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Default: docs/images/comparison_ENGINE.png.", callback=target_file(*IMAGE_SUFFIXES)),
+        typer.Option(
+            help="Default: docs/images/comparison_ENGINE.png; with --csv beside that.",
+            callback=target_file(*IMAGE_SUFFIXES),
+        ),
     ] = None,
 ) -> None:
     if only_ideal:
         reference = load_reference()
-        rows = list(ideal.rows(reference, Tuning(), policies or list(reference.policies), inflight))
-        write_rows(csv or RESULTS / "comparison_ideal.csv", rows)
+        path = csv or RESULTS / "comparison_ideal.csv"
+        rows = list(ideal.rows(reference, Tuning.beside(path), policies or list(reference.policies), inflight))
+        write_rows(path, rows)
         print(ideal.markdown(rows))
         return
     path = csv or RESULTS / f"comparison_{engine.value}.csv"
     results = Results.load(path)
     if not only_report:
-        setting = setting_of(engine, most=max(inflight), scale=scale, warm_up_s=warm_up, seconds=seconds)
+        setting = setting_of(
+            engine, kept=path.parent, most=max(inflight), scale=scale, warm_up_s=warm_up, seconds=seconds
+        )
         cells = [
             Cell(policy, workload, n)
             for policy in policies or setting.policies
@@ -87,7 +94,8 @@ def main(
         )  # fmt: skip
     if not results.rows:
         raise CommandError(f"{path} has no rows; measure first, without --report")
-    report.plot(results, plot or IMAGES / f"comparison_{engine.value}.png", engine.value)
+    picture = csv.with_suffix(".png") if csv is not None else IMAGES / f"comparison_{engine.value}.png"
+    report.plot(results, plot or picture, engine.value)
     if as_markdown:
         print("\n\n".join(report.markdown(results, workload) for workload in results.workloads()))
     else:

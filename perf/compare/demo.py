@@ -25,6 +25,7 @@ from tools.tritonserver.server import TritonServer
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "perf" / "results" / "comparison_profiles"
+"""Those that are shipped."""
 POLICIES: Mapping[str, dict[str, Any]] = {
     # Thresholds with a good part of the tokens from the large model: where routing costs most.
     "citer": {"threshold": 0.9999},
@@ -38,9 +39,10 @@ _PROFILE_S = 16.0
 
 
 class DemoSetting:
-    """Like `settings.EmulatedSetting`. Thresholds follow from profiles that are measured once and kept in `PROFILES`.
+    """Like `settings.EmulatedSetting`. Thresholds follow from profiles that are measured once.
 
     Args:
+        kept: folder in which profiles that are not in `PROFILES` are kept, in one of its name.
         most: largest number in flight that will be measured.
         warm_up_s, seconds: see `Load`.
         models: model repository with the checkpoints.
@@ -49,9 +51,9 @@ class DemoSetting:
     policies, workloads, scale, real = tuple(POLICIES), ("demo",), 1, True
 
     def __init__(
-        self, *, most: int, warm_up_s: float, seconds: float, models: Path = ROOT / "model_repository"
+        self, *, kept: Path, most: int, warm_up_s: float, seconds: float, models: Path = ROOT / "model_repository"
     ) -> None:
-        self._most, self._models = most, models
+        self._kept, self._most, self._models = kept / PROFILES.name, most, models
         self._warm_up_s, self._seconds = warm_up_s, seconds
         self._profiles: dict[str, Profile] = {}
         tokenizer = load_tokenizer(models / "small" / "1")
@@ -63,7 +65,8 @@ class DemoSetting:
     def profile(self, cell: Cell) -> Profile:
         """Measured on this machine, with eager thresholds."""
         if cell.policy not in self._profiles:
-            path = PROFILES / f"{cell.policy}.yaml"
+            name = f"{cell.policy}.yaml"
+            path = PROFILES / name if (PROFILES / name).is_file() else self._kept / name
             if not path.is_file():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._measure(cell, path)

@@ -30,7 +30,8 @@ def add_rows(
 
     Args:
         results: rows so far.
-        path: their file; written after each row, so that nothing is lost when a run is stopped.
+        path: their file; written after each row, so that nothing is lost when a run is stopped. Thresholds that had to
+            be searched lie beside it.
         setting: engines and requests.
         cells: what to measure.
         systems: the same, by the name that their rows get.
@@ -43,16 +44,15 @@ def add_rows(
         def told(text: str) -> None:
             progress(text, min(1.0, done / total))
 
-        for cell, system, found in _measured(setting, cells, list(names), told):
+        for cell, system, found in _measured(setting, Tuning.beside(path), cells, list(names), told):
             results.add(cell, names[system], {**same, **found})
             results.save(path)
             done += 1
 
 
 def _measured(
-    setting: Setting, cells: Sequence[Cell], systems: Sequence[System], report: Report
+    setting: Setting, tuning: Tuning, cells: Sequence[Cell], systems: Sequence[System], report: Report
 ) -> Iterator[tuple[Cell, System, dict[str, float]]]:
-    tuning = Tuning()
     done: set[tuple[str, Cell]] = set()
     for _, group in groupby(sorted(cells, key=setting.kind), key=setting.kind):
         own = list(group)

@@ -68,8 +68,8 @@ class EmulatedSetting:
 Setting: TypeAlias = EmulatedSetting | DemoSetting
 
 
-def setting_of(engine: Engine, *, most: int, scale: int, warm_up_s: float, seconds: float) -> Setting:
-    """The setting of an engine; `most` is the largest number in flight that will be measured."""
+def setting_of(engine: Engine, *, kept: Path, most: int, scale: int, warm_up_s: float, seconds: float) -> Setting:
+    """The setting of an engine; `most` is the largest number in flight that will be measured, `kept` see there."""
     if engine is Engine.TORCH:
-        return DemoSetting(most=most, warm_up_s=warm_up_s, seconds=seconds)
+        return DemoSetting(kept=kept, most=most, warm_up_s=warm_up_s, seconds=seconds)
     return EmulatedSetting(load_reference(), scale=scale, warm_up_s=warm_up_s, seconds=seconds)

@@ -49,11 +49,18 @@ class Tuning:
 
     Args:
         path: where they are kept. An entry whose profile has changed is searched again.
+        known: a file of earlier ones, which is only read.
     """
 
-    def __init__(self, path: Path = FILE) -> None:
+    def __init__(self, path: Path, known: Path | None = None) -> None:
         self._path = path
-        self._kept = msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry]) if path.is_file() else {}
+        self._kept = _read(path)
+        self._known = _read(known) if known is not None else {}
+
+    @classmethod
+    def beside(cls, csv: Path) -> Tuning:
+        """Of a comparison: what is shipped is known, and what it adds lies beside its rows."""
+        return cls(csv.with_name(FILE.name), FILE)
 
     def ours(self, name: str, profile: Profile, in_flight: int) -> Ours:
         """For delayed batching, by `tools.dtmc`."""
@@ -93,10 +100,19 @@ class Tuning:
 
     def _entry(self, name: str, profile: Profile, in_flight: int) -> _Entry:
         text, key = dump_profile(profile), f"{name}, {in_flight} in flight"
-        if key not in self._kept or self._kept[key].profile != text:
-            self._kept[key] = _Entry(text)
-        return self._kept[key]
+        for entries in (self._kept, self._known):
+            found = entries.get(key)
+            if found is not None and found.profile == text:
+                break
+        else:
+            found = _Entry(text)
+        self._kept[key] = found
+        return found
 
     def _save(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_bytes(msgspec.json.format(msgspec.json.encode(self._kept, order="sorted"), indent=1) + b"\n")
+
+
+def _read(path: Path) -> dict[str, _Entry]:
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry]) if path.is_file() else {}

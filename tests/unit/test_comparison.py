@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from perf.baselines.inprocess import SynchronousBaseline
 from perf.baselines.limits import throughput
 from perf.baselines.turns import RULES, Rule, Thresholds
+from perf.compare import __main__ as compare
 from perf.compare import ideal, report
 from perf.compare.cells import ANY, BY_NAME, OURS, Cell, named
 from perf.compare.demo import POLICIES, demo_spec
@@ -237,6 +239,37 @@ def test_thresholds_are_searched_once_and_again_when_the_profile_changes(tmp_pat
     assert Tuning(path).model_sync("r2r", profile, 4).thresholds == (1, 3)
     other = REFERENCE.profile("collm", prefill=False)
     assert Tuning(path).ours("r2r", other, 4).thresholds["large"] == 4
+
+
+def test_known_thresholds_are_read_and_new_ones_written_elsewhere(tmp_path: Path) -> None:
+    known, path, profile = tmp_path / "known.json", tmp_path / "kept.json", REFERENCE.profile("r2r", prefill=False)
+    Tuning(known).model_sync("r2r", profile, 4)
+    known.write_text(re.sub(r"\d+(?=\n *\])", "7", known.read_text()))
+    before = known.read_bytes()
+    assert Tuning(path, known).model_sync("r2r", profile, 4).thresholds == (1, 7)
+    assert not path.exists()
+    assert Tuning(path, known).ours("r2r", profile, 4).thresholds == {"small": 1, "large": 3}
+    assert Tuning(path).model_sync("r2r", profile, 4).thresholds == (1, 7)
+    assert known.read_bytes() == before
+
+
+def test_a_comparison_with_a_file_elsewhere_leaves_what_is_shipped_alone(tmp_path: Path) -> None:
+    before = shipped()
+    compare.main(
+        policies=["r2r"], workloads=["low-effort"], inflight=[6], systems=["model-sync tuned"],
+        scale=1024, seconds=0.1, warm_up=0.0, csv=tmp_path / "rows.csv",
+    )  # fmt: skip
+    compare.main(policies=["r2r"], inflight=[5], csv=tmp_path / "ideal.csv", only_ideal=True)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "rows.csv", "rows.png", "ideal.csv", "comparison_thresholds.json",
+    }  # fmt: skip
+    assert shipped() == before
+
+
+def shipped() -> dict[Path, bytes]:
+    """Whatever a comparison writes by default."""
+    files = [*compare.RESULTS.rglob("comparison_*"), *compare.IMAGES.glob("comparison_*")]
+    return {path: path.read_bytes() for path in files if path.is_file()}
 
 
 def test_what_there_is_to_gain_without_overhead(tmp_path: Path) -> None:
