@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tokenrouter.config import EntryConfig
+from tokenrouter.config.entry import EntryConfig
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.offline import TokenRouter
 from tokenrouter.policies import parse_params, policy_class

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tokenrouter.batcher import Batching
-from tokenrouter.config import entry_config, refuse_instances, role_of, subserver_config
+from tokenrouter.config.entry import entry_config
+from tokenrouter.config.roles import refuse_instances, role_of
+from tokenrouter.config.subserver import subserver_config
 from tokenrouter.engines import load_engine
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError

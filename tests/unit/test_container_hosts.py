@@ -10,7 +10,7 @@ import yaml
 
 from tokenrouter.channel.address import DEFAULT_PORT, Address
 from tokenrouter.channel.tls import TlsSettings
-from tokenrouter.config import merged
+from tokenrouter.yaml_files import merged
 from tools.build_repository.hosts import addresses, host_problems
 from tools.build_repository.kv_budget import host_budgets
 from tools.build_repository.spec import DeploymentSpec

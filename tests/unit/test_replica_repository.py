@@ -11,7 +11,7 @@ import yaml
 from tests.support.deployments import at, deployment, run
 from tests.support.repositories import emulated_spec, write_emulated
 from tokenrouter.assembly import Entry, build_subserver, direct_entry
-from tokenrouter.config import entry_config
+from tokenrouter.config.entry import entry_config
 from tokenrouter.errors import ConfigError
 from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import Repository

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tests.support.repositories import emulated_spec
-from tokenrouter.config import EntryConfig, SubserverConfig
+from tokenrouter.config.entry import EntryConfig
+from tokenrouter.config.subserver import SubserverConfig
 from tokenrouter.errors import ConfigError
 from tokenrouter.repository import Repository
 from tools.build_repository.build import write_repository

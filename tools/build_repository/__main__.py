@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from tokenrouter.checkpoint import end_ids
-from tokenrouter.config import VERSION_FOLDER
+from tokenrouter.config.model_yaml import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
 from tools.build_repository.arguments import with_arguments
 from tools.build_repository.build import BUILT, built_deployment, repository_files, tree, write_repository

@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tokenrouter.config import merged
 from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
+from tokenrouter.yaml_files import merged
 from tools.build_repository.replicas import replicas_of
 from tools.build_repository.spec import DeploymentSpec, ModelSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenrouter.config import VERSION_FOLDER
+from tokenrouter.config.model_yaml import VERSION_FOLDER
 from tokenrouter.errors import ConfigError
 from tokenrouter.replicas import replica_names
 from tools.build_repository.aliases import SHAPES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from tokenrouter.config import VERSION_FOLDER
+from tokenrouter.config.model_yaml import VERSION_FOLDER
 from tokenrouter.engines.tensorrt_llm.config import TensorRtLlmConfig
 from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.messages import PolicySpec

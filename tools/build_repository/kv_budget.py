@@ -20,7 +20,7 @@ from typing import Any
 from rich.table import Table
 
 from tokenrouter.channel.address import Address
-from tokenrouter.config import TOKENS_PER_BLOCK
+from tokenrouter.config.model_yaml import TOKENS_PER_BLOCK
 from tokenrouter.engines.tensorrt_llm.config import DEFAULTS
 from tokenrouter.errors import ConfigError
 from tools.build_repository.replicas import expanded

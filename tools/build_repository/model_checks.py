@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenrouter.config import ENGINES
+from tokenrouter.config.model_yaml import ENGINES
 from tokenrouter.engines.tensorrt_llm.config import OWN_KEYS, unknown
 from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.weights import stored_tensors

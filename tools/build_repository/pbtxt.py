@@ -10,7 +10,8 @@ import msgspec
 import yaml
 from msgspec.structs import replace
 
-from tokenrouter.config import MAX_BATCH_SIZE, MAX_REQUEST_SECONDS
+from tokenrouter.config.model_yaml import MAX_BATCH_SIZE
+from tokenrouter.config.parameters import MAX_REQUEST_SECONDS
 from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.replicas import replica_names
 from tokenrouter.repository import BACKEND

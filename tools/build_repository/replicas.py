@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from tokenrouter.config import VERSION_FOLDER
+from tokenrouter.config.model_yaml import VERSION_FOLDER
 from tokenrouter.replicas import replica_names
 from tools.build_repository.spec import ModelSpec
 

@@ -10,22 +10,18 @@ import msgspec
 
 from tokenrouter.batcher import Batching
 from tokenrouter.channel.tls import TlsSettings
-from tokenrouter.config import (
-    MAX_REQUEST_SECONDS,
-    VERSION_FOLDER,
-    EntryConfig,
-    ModelYaml,
-    SubserverConfig,
-    checked_paths,
-    merged,
-)
+from tokenrouter.config.entry import EntryConfig
+from tokenrouter.config.model_yaml import VERSION_FOLDER, ModelYaml
+from tokenrouter.config.parameters import MAX_REQUEST_SECONDS
+from tokenrouter.config.subserver import SubserverConfig
+from tokenrouter.config.values import checked_paths
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import Natural
 from tokenrouter.policies.cache import MAX_BYTES
 from tokenrouter.request import Defaults, Limits
 from tokenrouter.speculation import Speculation
-from tokenrouter.yaml_files import load_yaml
+from tokenrouter.yaml_files import load_yaml, merged
 from tools.build_repository.aliases import SHAPE_NAMES
 
 GIB = 1 << 30

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
-from tokenrouter.config import role_of
+from tokenrouter.config.roles import role_of
 from tokenrouter.errors import ConfigError
 from tokenrouter.repository import BACKEND, Repository
 from tools.errors import complain, reported

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
-from tokenrouter.config import role_of
+from tokenrouter.config.roles import role_of
 from tokenrouter.errors import ConfigError
 from tokenrouter.metrics_page import connected, fetch
 from tokenrouter.repository import BACKEND, Repository

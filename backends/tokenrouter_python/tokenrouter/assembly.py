@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenrouter.checkpoint import end_ids, load_tokenizer
-from tokenrouter.config import DEFAULT_POLICY, EntryConfig, SubserverConfig
+from tokenrouter.config.entry import DEFAULT_POLICY, EntryConfig
+from tokenrouter.config.subserver import SubserverConfig
 from tokenrouter.engines import load_engine, load_tensorrt_llm
 from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError

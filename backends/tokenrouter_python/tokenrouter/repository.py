@@ -9,15 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenrouter.channel.address import Address
-from tokenrouter.config import (
-    ENTRY_ROLES,
-    EntryConfig,
-    ModelYaml,
-    SubserverConfig,
-    entry_config,
-    role_of,
-    subserver_config,
-)
+from tokenrouter.config.entry import EntryConfig, entry_config
+from tokenrouter.config.model_yaml import ModelYaml
+from tokenrouter.config.roles import ENTRY_ROLES, role_of
+from tokenrouter.config.subserver import SubserverConfig, subserver_config
 from tokenrouter.errors import ConfigError
 
 BACKEND = "tokenrouter_python"

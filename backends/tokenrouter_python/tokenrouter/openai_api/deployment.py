@@ -14,7 +14,7 @@ from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
 from tokenrouter.checkpoint import load_tokenizer
-from tokenrouter.config import SubserverConfig
+from tokenrouter.config.subserver import SubserverConfig
 from tokenrouter.errors import ConfigError, InvalidRequest
 from tokenrouter.openai_api.errors import ApiError, refused
 from tokenrouter.repository import Repository

@@ -17,7 +17,7 @@ import triton_python_backend_utils as pb_utils
 from tokenrouter.assembly import Entry, build_subserver, direct_entry
 from tokenrouter.channel.ends import serving
 from tokenrouter.channel.unix import runtime_dir
-from tokenrouter.config import refuse_instances, role_of
+from tokenrouter.config.roles import refuse_instances, role_of
 from tokenrouter.deadline import DeadlineWatch
 from tokenrouter.errors import ConfigError
 from tokenrouter.loops import DecodingLoop

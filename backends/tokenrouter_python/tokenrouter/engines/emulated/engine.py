@@ -21,7 +21,7 @@ import msgspec
 import torch
 
 from tokenrouter.checkpoint import end_ids, vocabulary_size
-from tokenrouter.config import TOKENS_PER_BLOCK
+from tokenrouter.config.model_yaml import TOKENS_PER_BLOCK
 from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
 from tokenrouter.engines.emulated.signals import (
     UNSURE_LOGIT,

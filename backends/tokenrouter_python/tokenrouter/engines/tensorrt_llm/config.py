@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 
 from tokenrouter.checkpoint import load_tokenizer, read_json, vocabulary_size
-from tokenrouter.config import merged
 from tokenrouter.engines.base import EngineInfo
 from tokenrouter.engines.tensorrt_llm import facts
 from tokenrouter.errors import ConfigError
+from tokenrouter.yaml_files import merged
 
 
 class OwnOptions(msgspec.Struct, frozen=True):

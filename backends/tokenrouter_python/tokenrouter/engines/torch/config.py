@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from tokenrouter.config import MAX_BATCH_SIZE, TOKENS_PER_BLOCK
+from tokenrouter.config.model_yaml import MAX_BATCH_SIZE, TOKENS_PER_BLOCK
 from tokenrouter.engines.torch import cgroup
 from tokenrouter.errors import ConfigError
 
