@@ -10,17 +10,8 @@ import pytest
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.repository import Repository
 from tokenrouter.request import Defaults, Limits, RequestFields
-from tokenrouter.triton.tensors import (
-    ENTRY_INPUTS,
-    ENTRY_OUTPUTS,
-    SUBSERVER_INPUTS,
-    SUBSERVER_OUTPUTS,
-    CallFields,
-    Input,
-    read_inputs,
-    read_parameters,
-    size_of,
-)
+from tokenrouter.triton.inputs import CallFields, read_inputs, read_parameters, size_of
+from tokenrouter.triton.tensors import ENTRY_INPUTS, ENTRY_OUTPUTS, SUBSERVER_INPUTS, SUBSERVER_OUTPUTS, Input
 
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
 NUMPY = {"INT32": np.int32, "UINT64": np.uint64, "FP32": np.float32, "FP16": np.float16, "BOOL": np.bool_}

@@ -13,7 +13,8 @@ from tests.support.repositories import END_ID, byte_tokenizer, emulated_spec, wr
 from tokenrouter.assembly import Entry
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.repository import Repository
-from tokenrouter.triton.tensors import PREPROCESSING_OUTPUTS, read_word_ids, word_ids
+from tokenrouter.triton.inputs import read_word_ids, word_ids
+from tokenrouter.triton.tensors import PREPROCESSING_OUTPUTS
 
 TOKENIZER = byte_tokenizer()
 

@@ -1,15 +1,17 @@
-"""When which peer is dialled, and where: one `Dialler` per name."""
+"""When which peer is dialled, and where: one `Dialler` per name, `Diallers` for all of a carrier."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tokenrouter.channel.address import Address
 from tokenrouter.channel.backoff import SHORTEST_NS, Backoff
+from tokenrouter.channel.carrier import Unreachable
 from tokenrouter.channel.connection import NEVER, Connection
 from tokenrouter.channel.tcp import Network, Target, look_up_later
 
@@ -125,3 +127,51 @@ class RemoteDialler(Dialler):
         super().connected()
         self._targets.clear()
         self._backoff.reset()
+
+
+class Diallers:
+    """All peers that a carrier dials. What belongs to the polling thread is handed to it.
+
+    Args:
+        dial: peers of this host.
+        remote: those of other hosts, by name.
+        network: see `RemoteDialler`; needed with `remote`.
+        wake: makes the polling thread come by; called from any thread.
+    """
+
+    def __init__(
+        self, dial: Sequence[Dialler], remote: Mapping[str, Address], network: Network | None, wake: Callable[[], None]
+    ) -> None:
+        self._wake = wake
+        self._handed: deque[Callable[[], None]] = deque()
+        self._all = list(dial)
+        for name, address in remote.items():
+            assert network is not None
+            self._all.append(RemoteDialler(name, address, network, self._hand))
+
+    @property
+    def due_ns(self) -> float:
+        """When the next of them is to be dialled."""
+        return min([dialler.due_ns for dialler in self._all], default=NEVER)
+
+    def dial(self, *, now_ns: int) -> Iterator[Connection | Unreachable]:
+        """Dials whoever is due: connections, and why there are none where that has changed."""
+        self._take()
+        for dialler in self._all:
+            while dialler.due_ns <= now_ns:
+                was = dialler.why
+                connection = dialler.dial(now_ns=now_ns)
+                if connection is not None:
+                    yield connection
+                elif dialler.why != was:
+                    yield Unreachable(dialler.name, dialler.why)
+                self._take()
+
+    def _hand(self, action: Callable[[], None]) -> None:
+        """Has the polling thread do it."""
+        self._handed.append(action)
+        self._wake()
+
+    def _take(self) -> None:
+        while self._handed:
+            self._handed.popleft()()

@@ -13,14 +13,13 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tokenrouter.channel.address import Address
 from tokenrouter.channel.carrier import Connected, Disconnected, Event, Received, Unreachable
 from tokenrouter.channel.connection import NEVER, Connection
-from tokenrouter.channel.dialling import Dialler, RemoteDialler
+from tokenrouter.channel.dialling import Dialler, Diallers
 from tokenrouter.channel.framing import MAX_FRAME, frame
 from tokenrouter.channel.link import MARK, Refused, refusal, refused
 from tokenrouter.channel.remote import Remote
@@ -81,11 +80,7 @@ class SocketCarrier:
         self._timed: dict[Connection, None] = {}
         self._events: list[Event] = []
         self._next_peer = 1
-        self._found: deque[Callable[[], None]] = deque()
-        self._diallers = list(dial)
-        for name, address in (remote or {}).items():
-            assert network is not None
-            self._diallers.append(RemoteDialler(name, address, network, self._later))
+        self._diallers = Diallers(dial, remote or {}, network, self.wake)
         self._sparse = SparseLog(log)
         # One for all: a new one of this size for every read costs more than the read.
         self._received = memoryview(bytearray(_RECEIVE))
@@ -140,32 +135,19 @@ class SocketCarrier:
 
     # --- time -----------------------------------------------------------------------------------------------------
 
-    def _later(self, action: Callable[[], None]) -> None:
-        """Has the polling thread do it."""
-        self._found.append(action)
-        self.wake()
-
     def _tend(self, now_ns: int) -> None:
         """Whatever is due: dials, pings, and connections whose time is over."""
-        while self._found:
-            self._found.popleft()()
-        for dialler in self._diallers:
-            while dialler.due_ns <= now_ns:
-                was = dialler.why
-                if (connection := dialler.dial(now_ns=now_ns)) is not None:
-                    self._add(connection, now_ns)
-                elif dialler.why != was:
-                    self._events.append(Unreachable(dialler.name, dialler.why))
-                while self._found:
-                    self._found.popleft()()
+        for found in self._diallers.dial(now_ns=now_ns):
+            if isinstance(found, Connection):
+                self._add(found, now_ns)
+            else:
+                self._events.append(found)
         for connection in [each for each in self._timed if each.due_ns <= now_ns]:
             self._due(connection, now_ns)
 
     def _patience_s(self, deadline_ns: float) -> float | None:
         """Seconds until `deadline_ns` or whatever is due before; None = for ever."""
-        until_ns = deadline_ns
-        for dialler in self._diallers:
-            until_ns = min(until_ns, dialler.due_ns)
+        until_ns = min(deadline_ns, self._diallers.due_ns)
         for connection in self._timed:
             until_ns = min(until_ns, connection.due_ns)
         return None if until_ns == NEVER else max(0.0, (until_ns - self._clock_ns()) * 1e-9)

@@ -24,11 +24,12 @@ from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
+from tokenrouter.triton.inputs import CallParameters, check_sizes, read_inputs, read_parameters, size_of
 from tokenrouter.triton.reading import SMALL_BYTES, ReadingPool
 from tokenrouter.triton.recorder import Recorder
 from tokenrouter.triton.replies import TritonReply
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import CallParameters, Input, check_sizes, read_inputs, read_parameters, size_of
+from tokenrouter.triton.tensors import Input
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Subserver

@@ -14,9 +14,10 @@ import triton_python_backend_utils as pb_utils
 
 from tokenrouter.errors import RouterError
 from tokenrouter.response import Result, Run, Update
+from tokenrouter.triton.inputs import CallFields
 from tokenrouter.triton.paths import without_paths
 from tokenrouter.triton.responder import Responder
-from tokenrouter.triton.tensors import MAPPED_OUTPUTS, CallFields
+from tokenrouter.triton.tensors import MAPPED_OUTPUTS
 
 Prompt = TypeVar("Prompt", str, Sequence[int])
 

@@ -16,8 +16,8 @@ import triton_python_backend_utils as pb_utils
 from tokenrouter.assembly import Entry
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.request import RequestFields
+from tokenrouter.triton.inputs import text, word_ids
 from tokenrouter.triton.replies import triton_error
-from tokenrouter.triton.tensors import text, word_ids
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Work = Callable[[Entry, Arrays], Arrays]
