@@ -247,11 +247,11 @@ class Orchestrator(Speculating):
         self.trails.arrived(generation, now_ns)
         self._advance(now_ns)
         if generation.state is State.WAITING:
-            self._alarms.add(give_up_ns)
+            self._alarms.add(give_up_ns, generation.key)
             if any(self._replicas.largest(model) is None for model in generation.models):
-                self._alarms.add(arrived_ns + self.settings.connect_timeout_ns)
+                self._alarms.add(arrived_ns + self.settings.connect_timeout_ns, generation.key)
         # Beside `give_up_ns`, because a request that was delayed or has started still has its own limit.
-        self._alarms.add(generation.deadline_ns)
+        self._alarms.add(generation.deadline_ns, generation.key)
         return generation.key
 
     def cancel(self, key: int, *, now_ns: int) -> None:
@@ -509,7 +509,7 @@ class Orchestrator(Speculating):
         else:
             generation.visits.at = model
             self._strand(generation, now_ns)
-            self._alarms.add(now_ns + self.settings.connect_timeout_ns)
+            self._alarms.add(now_ns + self.settings.connect_timeout_ns, generation.key)
 
     def _has_place(self, generation: Generation, model: str) -> bool:
         """Whether its replica of the model is there, or another one has taken its place."""
@@ -571,6 +571,7 @@ class Orchestrator(Speculating):
             self.trails.over(generation, generation.follower, end, self._now_ns)
         generation.happens(event)
         del self._generations[generation.key]
+        self._alarms.drop(generation.key)
         self._stranded.pop(generation.key, None)
         if generation.ahead is not None:
             self.agreement(generation).rolled_back += len(generation.ahead.guesses)

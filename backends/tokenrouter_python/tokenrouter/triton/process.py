@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,18 @@ def dump_stacks_on_request() -> None:
     """SIGUSR1, and a crash, write the stacks of all threads to stderr, which is the server's log."""
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+def spare_collector() -> None:
+    """What lives now lives to the end, so Python's cyclic collector need not look at it again.
+
+    A full collection stops every stream: 0.25 s in the entry model and 1 s in a model with PyTorch on two busy cores,
+    and microseconds afterwards. The second one tells the collector that little is left, or it would wait for a quarter
+    as much again and keep free lists as long.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()
 
 
 def leave_unless_called_again(within_s: float) -> None:

@@ -221,14 +221,20 @@ def start_role(args: Mapping[str, str]) -> Role:
     folder = Path(args["model_repository"])
     name = str(config["name"])
     repository = Repository(folder.parent, configs={name: config}, versions={name: args["model_version"]})
-    role = role_of(config)
-    if role in WORKS:
-        return TextRole(WORKS[role], Entry(repository.entry(name), repository))
+    role = _role(config, name, repository)
+    process.spare_collector()
+    return role
+
+
+def _role(config: Mapping[str, Any], name: str, repository: Repository) -> Role:
+    kind = role_of(config)
+    if kind in WORKS:
+        return TextRole(WORKS[kind], Entry(repository.entry(name), repository))
     refuse_instances(config)
     decoupled = bool(config.get("model_transaction_policy", {}).get("decoupled"))
-    if role == "subserver":
+    if kind == "subserver":
         return SubserverRole(name, repository, decoupled=decoupled)
-    share = "unary" if role == "unary" else "routed"
+    share = "unary" if kind == "unary" else "routed"
     return OrchestratorRole(name, repository, decoupled=decoupled, share=share)
 
 
