@@ -12,11 +12,14 @@ from typing import Any
 import yaml
 
 from tests.contract.double import use_double
+from tokenrouter.offline import TokenRouter
+from tools.demo_models.task import load_problems
 
 use_double()
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "model_repository"
+PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs/demo/problems.jsonl")[:4]]
 
 ALIASES = {"larger": "large", "small_citer": "small", "small_collm": "small"}
 
@@ -95,3 +98,11 @@ def add_entry(
         text = re.sub(rf'^parameters {{ key: "{key}".*\n', "", text, flags=re.M)
         text += f'parameters {{ key: "{key}", value: {{ string_value: {json.dumps(value)} }} }}\n'
     (folder / name / "config.pbtxt").write_text(text)
+
+
+def engine_of(router: TokenRouter, model: str = "small") -> Any:
+    return router._driver.subservers[model].engine
+
+
+def assert_idle(router: TokenRouter) -> None:
+    assert engine_of(router).blocks_leased == engine_of(router).blocks_used == 0

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from tensorrt_llm import _behaviour
 
-from tests.contract.deployments import BLOCK, ROOT, TENSORRT_LLM, TORCH, deployment
+from tests.contract.deployments import BLOCK, PROMPTS, TENSORRT_LLM, TORCH, deployment
 from tokenrouter.errors import ConfigError, InvalidRequest, PolicyFailed
 from tokenrouter.offline import TokenRouter
 from tokenrouter.response import Result
-from tools.demo_models.task import load_problems
 
-PROMPTS = [problem.prompt for problem in load_problems(ROOT / "configs/demo/problems.jsonl")[:4]]
 POLICIES = "tests.contract.policies"
 OWN = ",".join(f"{POLICIES}:{name}" for name in ("Counts", "CountsAloud", "Raises", "Reads"))
 

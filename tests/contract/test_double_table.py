@@ -13,6 +13,7 @@ import pytest
 
 from tests.contract.double import double_environment
 from tokenrouter.engines.tensorrt_llm import facts
+from tokenrouter.engines.tensorrt_llm.behaviours import BEHAVIOURS
 
 
 @pytest.mark.parametrize("surface", facts.SURFACES, ids=lambda surface: surface.path)
@@ -33,7 +34,7 @@ def test_every_behaviour_is_pinned() -> None:
         for function in vars(module).values():
             marks = getattr(function, "pytestmark", [])
             named.update(name for mark in marks if mark.name == "pins" for name in mark.args)
-    assert named == set(facts.BEHAVIOURS)
+    assert named == set(BEHAVIOURS)
 
 
 def test_switches_are_told_to_other_processes() -> None:

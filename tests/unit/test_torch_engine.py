@@ -1,66 +1,38 @@
 from __future__ import annotations
 
 import random
-import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tokenrouter.engines.base import Engine, EngineRow
-from tokenrouter.engines.torch import loading
-from tokenrouter.engines.torch.batch import Costs, plan_groups
-from tokenrouter.engines.torch.config import KvCacheConfig, TorchEngineConfig
+from tests.unit.torch_models import (
+    CONTEXT,
+    KINDS,
+    VOCAB,
+    decode,
+    extend,
+    greedy,
+    load,
+    load_reference,
+    random_tokens,
+    save_kind,
+)
+from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.torch.engine import TorchEngine
-from tokenrouter.errors import ConfigError, EngineFailed
+from tokenrouter.errors import EngineFailed
 
-VOCAB = 97
-CONTEXT = 192
 BLOCK_SIZES = [1, 7, 16]
 REPOSITORY = Path(__file__).parents[2] / "model_repository"
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.3,  # large enough that logits differ clearly and sequences do not settle on one token
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    yield
-    torch.set_num_threads(before)
-
-
-def save(folder: Path, config: Any) -> Path:
-    torch.manual_seed(7)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module", params=["qwen3", "llama"])
+@pytest.fixture(scope="module", params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = (
-        transformers.Qwen3Config(**SIZES, head_dim=16)
-        if request.param == "qwen3"
-        else transformers.LlamaConfig(**SIZES)
-    )
-    return save(tmp_path_factory.mktemp(request.param), config)
+    return save_kind(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -79,50 +51,12 @@ def engines(folder: Path) -> dict[int, TorchEngine]:
     return {size: load(folder, block_tokens=size) for size in BLOCK_SIZES}
 
 
-def load_reference(folder: Path) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
-
-
-def load(folder: Path, *, block_tokens: int = 16, max_tokens: int = 6000, **settings: Any) -> TorchEngine:
-    cache = KvCacheConfig(tokens_per_block=block_tokens, max_tokens=max_tokens)
-    defaults: dict[str, Any] = {"device": "cpu", "threads": 1, "max_batch_size": 64, "max_num_tokens": 2048}
-    return TorchEngine.from_folder(folder, TorchEngineConfig(**{**defaults, **settings}, kv_cache_config=cache))
-
-
-def random_tokens(count: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
-    rng = random.Random(f"{seed}/{count}")
-    return [rng.randrange(vocab) for _ in range(count)]
-
-
-def greedy(reference: Any, prompt: Sequence[int], count: int) -> list[int]:
-    """What `generate` writes. The mask is given, as generate would else hide tokens that equal the padding."""
-    ids = torch.tensor([list(prompt)])
-    out = reference.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False
-    )
-    new: list[int] = out[0, len(prompt) :].tolist()
-    return new
-
-
 @torch.inference_mode()
 def fresh(reference: Any, tokens: Sequence[int]) -> torch.Tensor:
     """Last-position logits [V] of transformers, computed from nothing."""
     ids = torch.tensor([list(tokens)])
     logits: torch.Tensor = reference(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
     return logits
-
-
-def extend(engine: TorchEngine, handle: Any, tokens: Sequence[int]) -> torch.Tensor:
-    return engine.step([EngineRow(handle, tokens)]).logits[0]
-
-
-def decode(engine: TorchEngine, handle: Any, prompt: Sequence[int], count: int) -> list[int]:
-    out: list[int] = []
-    new = prompt
-    while len(out) < count:
-        out.append(int(extend(engine, handle, new).argmax()))
-        new = out[-1:]
-    return out
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor) -> None:
@@ -422,235 +356,6 @@ def test_shutdown_frees_weights_and_cache(folder: Path) -> None:
     engine.shutdown()
     assert not hasattr(engine, "_model")
     assert not hasattr(engine, "_cache")
-
-
-# Loading
-
-
-def test_info_and_protocol(folder: Path) -> None:
-    engine: Engine = load(folder, block_tokens=16, max_tokens=1000, max_seq_len=100, max_batch_size=3)
-    info = engine.info
-    assert (info.name, info.vocab_size, info.hidden_size, info.emulated) == ("torch", VOCAB, 48, False)
-    assert (info.max_context, info.block_tokens, info.kv_blocks) == (100, 16, 62)
-    assert (info.max_batch, info.max_num_tokens) == (3, 2048)
-
-
-def test_defaults_hold_a_full_batch_at_full_length(folder: Path) -> None:
-    engine = TorchEngine.from_folder(folder, TorchEngineConfig(device="cpu", threads=1))
-    assert engine.info.max_context == CONTEXT
-    assert engine.info.kv_blocks * engine.info.block_tokens == engine.info.max_batch * CONTEXT
-    handles = [engine.open(kv_tokens=CONTEXT, prompt_tokens=1) for _ in range(engine.info.max_batch)]
-    assert engine.blocks_leased == engine.info.kv_blocks
-    assert len(handles) == engine.info.max_batch
-
-
-def test_loading_sets_the_threads_of_the_process(folder: Path) -> None:
-    load(folder, threads=2)
-    assert torch.get_num_threads() == 2
-    load(folder, threads=1)
-    assert torch.get_num_threads() == 1
-
-
-@pytest.mark.parametrize(("parameters", "threads"), [(10**9, 1), (100, 3)])
-def test_a_small_model_gets_one_thread_and_a_larger_one_every_core(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, parameters: int, threads: int
-) -> None:
-    monkeypatch.setattr("tokenrouter.engines.torch.engine.SINGLE_THREAD_PARAMETERS", parameters)
-    monkeypatch.setattr("tokenrouter.engines.torch.engine.default_threads", lambda sharing: 3)
-    load(folder, threads=None)
-    assert torch.get_num_threads() == threads
-    torch.set_num_threads(1)
-
-
-def test_loading_touches_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("the network was used")
-
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    load(folder)
-
-
-def test_bfloat16_is_served(folder: Path) -> None:
-    engine = load(folder, dtype="bfloat16")
-    handle = engine.open(kv_tokens=20, prompt_tokens=5)
-    assert extend(engine, handle, [1, 2, 3]).dtype == torch.float32
-
-
-OTHER_ARCHITECTURES = {
-    "gemma (norm scales by 1 + weight)": lambda: transformers.GemmaConfig(**SIZES, head_dim=16),
-    "gpt2 (learned positions, no grouped heads)": lambda: transformers.GPT2Config(
-        vocab_size=VOCAB, n_embd=48, n_layer=2, n_head=6, n_positions=CONTEXT, bos_token_id=None, eos_token_id=None
-    ),
-    "mixtral (experts)": lambda: transformers.MixtralConfig(
-        **SIZES, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
-    ),
-    "olmo2 (post-norms)": lambda: transformers.Olmo2Config(**SIZES),
-    "phi3 (fused projections)": lambda: transformers.Phi3Config(**SIZES),
-    "qwen2 (biases)": lambda: transformers.Qwen2Config(**SIZES),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_ARCHITECTURES)
-def test_other_architectures_equal_generate(name: str, tmp_path: Path) -> None:
-    folder = save(tmp_path, OTHER_ARCHITECTURES[name]())
-    engine, prompt = load(folder, block_tokens=7), random_tokens(9)
-    handle = engine.open(kv_tokens=40, prompt_tokens=9)
-    assert decode(engine, handle, prompt, 20) == greedy(load_reference(folder), prompt, 20)
-
-
-# A window, or a border of rope scaling, that no sequence outgrows
-HARMLESS = {
-    "mistral, window of the context": lambda: transformers.MistralConfig(**SIZES, sliding_window=CONTEXT),
-    "phi3, window beyond the context": lambda: transformers.Phi3Config(**SIZES, sliding_window=CONTEXT + 71),
-    "qwen2, sliding layers, window beyond": lambda: transformers.Qwen2Config(
-        **SIZES, use_sliding_window=True, sliding_window=CONTEXT, layer_types=["full_attention", "sliding_attention"]
-    ),
-    "qwen2, all layers full": lambda: transformers.Qwen2Config(
-        **SIZES, use_sliding_window=True, sliding_window=8, layer_types=["full_attention"] * 2
-    ),
-    "llama, dynamic rope": lambda: transformers.LlamaConfig(
-        **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HARMLESS)
-def test_a_border_that_no_sequence_crosses_is_harmless(name: str, tmp_path: Path) -> None:
-    folder = save(tmp_path, HARMLESS[name]())
-    engine, reference, prompts = load(folder, block_tokens=7), load_reference(folder), [random_tokens(150), [5, 6]]
-    assert beside(engine, prompts, 40) == [greedy(reference, prompt, 40) for prompt in prompts]
-
-
-def beside(engine: TorchEngine, prompts: list[list[int]], count: int) -> list[list[int]]:
-    """What is written to prompts that share every step."""
-    handles = [engine.open(kv_tokens=len(prompt) + count, prompt_tokens=len(prompt)) for prompt in prompts]
-    out: list[list[int]] = [[] for _ in prompts]
-    for _ in range(count):
-        rows = [EngineRow(h, new[-1:] or prompt) for h, new, prompt in zip(handles, out, prompts, strict=True)]
-        for new, token in zip(out, engine.step(rows).logits.argmax(-1).tolist(), strict=True):
-            new.append(token)
-    return out
-
-
-def longrope(border: int) -> Any:
-    """Phi3 whose rotation changes once the longest sequence of a batch has more tokens than `border`."""
-    dim = SIZES["hidden_size"] // SIZES["num_attention_heads"] // 2
-    rope = {"rope_type": "longrope", "short_factor": [1.0] * dim, "long_factor": [9.0] * dim, "rope_theta": 1e4}
-    return transformers.Phi3Config(
-        **SIZES,
-        rope_parameters={**rope, "original_max_position_embeddings": border},
-        original_max_position_embeddings=border,
-    )
-
-
-def test_rope_scaling_that_changes_with_the_neighbours_is_refused_beyond_its_border(tmp_path: Path) -> None:
-    folder = save(tmp_path, longrope(64))
-    with pytest.raises(ConfigError, match=r"rope_type 'longrope'.*more than 64 tokens.*set max_seq_len to 64 or less"):
-        load(folder)
-    engine, reference = load(folder, max_seq_len=64), load_reference(folder)
-    prompts = [random_tokens(40), [5, 6]]
-    assert beside(engine, prompts, 24) == [greedy(reference, prompt, 24) for prompt in prompts]
-
-
-@pytest.mark.parametrize("chunk", [512, 9])
-def test_the_check_at_load_finds_what_changes_beyond_a_border(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    folder = save(tmp_path, longrope(64))
-    monkeypatch.setattr(loading, "refuse_unsupported", lambda *_: None)
-    with pytest.raises(ConfigError, match="differ from the model's own"):
-        load(folder, max_num_tokens=chunk, max_batch_size=4)
-
-
-REFUSED = {
-    "sliding window": (lambda: transformers.MistralConfig(**SIZES, sliding_window=8), "sliding_attention"),
-    "mixed layer types": (
-        lambda: transformers.Qwen3Config(
-            **SIZES, sliding_window=8, use_sliding_window=True, layer_types=["full_attention", "sliding_attention"]
-        ),
-        "sliding_attention",
-    ),
-    "scaled logits": (lambda: transformers.GraniteConfig(**SIZES, logits_scaling=4.0), "differ from the model's own"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_compute_is_refused_at_load(name: str, tmp_path: Path) -> None:
-    make, message = REFUSED[name]
-    with pytest.raises(ConfigError, match=message):
-        load(save(tmp_path, make()))
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"max_batch": 4}, "max_batch.*known fields.*max_batch_size"),
-        ({"max_batch_size": 0}, "max_batch_size is 0"),
-        ({"max_batch_size": "8"}, r"\$\.max_batch_size"),
-        ({"threads": -1}, "threads is -1"),
-        ({"dtype": "float64"}, r"\$\.dtype"),
-        ({"max_batch_size": 8, "max_num_tokens": 4}, "set max_num_tokens to 8 or more"),
-        ({"kv_cache_config": {"tokens_per_block": 0}}, "kv_cache_config.tokens_per_block is 0"),
-        ({"kv_cache_config": {"max_tokens": 3}}, "kv_cache_config.max_tokens is 3"),
-        ({"kv_cache_config": {"fraction": 0.5}}, "fraction"),
-    ],
-)
-def test_bad_settings_name_the_field(raw: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TorchEngineConfig.from_mapping(raw)
-
-
-def test_good_settings_are_read() -> None:
-    config = TorchEngineConfig.from_mapping({"max_batch_size": 4, "kv_cache_config": {"tokens_per_block": 32}})
-    assert config == TorchEngineConfig(max_batch_size=4, kv_cache_config=KvCacheConfig(tokens_per_block=32))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"device": "tpu9"}, "device is 'tpu9'"),
-        ({"device": "cuda:99"}, "CUDA devices exist"),
-        ({"device": "meta"}, "use cpu, cuda"),
-        ({"max_seq_len": CONTEXT + 1}, f"max_seq_len is {CONTEXT + 1}, but the model takes at most {CONTEXT}"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(folder: Path, settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load(folder, **settings)
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        load(tmp_path / "missing")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"config\.json: model_type is None"):
-        load(tmp_path)
-
-
-# Grouping
-
-COSTS = Costs(per_score=100, per_key=10, per_group=50_000)
-
-
-@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2000)), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None)
-def test_groups_are_a_partition_and_never_cost_more_than_one_by_one(sizes: list[tuple[int, int]]) -> None:
-    counts, ends = [new for new, _ in sizes], [new + old for new, old in sizes]
-    groups = plan_groups(counts, ends, COSTS)
-    assert sorted(i for group in groups for i in group) == list(range(len(sizes)))
-
-    def cost(parts: list[list[int]]) -> int:
-        return sum(
-            COSTS.of(len(p), max(counts[i] for i in p), max(ends[i] for i in p)) + COSTS.per_group for p in parts
-        )
-
-    assert cost(groups) <= cost([[i] for i in range(len(sizes))])
-
-
-def test_similar_decodes_are_one_group_in_their_order_and_a_long_prompt_is_its_own() -> None:
-    assert plan_groups([1] * 4, [50, 20, 40, 30], COSTS) == [[0, 1, 2, 3]]
-    assert plan_groups([1, 200, 1], [50, 200, 40], COSTS) == [[2, 0], [1]]
 
 
 # The demo models

@@ -20,8 +20,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tokenrouter.engines.tensorrt_llm.behaviours import BEHAVIOURS
 from tokenrouter.engines.tensorrt_llm.environment import clean_environment
-from tokenrouter.engines.tensorrt_llm.facts import BEHAVIOURS, SURFACES, VERSION
+from tokenrouter.engines.tensorrt_llm.facts import SURFACES, VERSION
 from tokenrouter.errors import RouterError
 from tools.check_tensorrt_llm import probes
 from tools.check_tensorrt_llm.generation import NAMES, Outcome, Settings, generate

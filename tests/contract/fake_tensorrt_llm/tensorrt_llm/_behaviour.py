@@ -1,4 +1,4 @@
-"""Switches that break one behaviour of this double each, to see whether a test notices; see `facts.BEHAVIOURS`.
+"""Switches that break one behaviour of this double each, to see whether a test notices; see `behaviours.BEHAVIOURS`.
 
 `FAKE_TENSORRT_LLM_BREAK=name,name` in the environment breaks some from the start.
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tokenrouter.engines.tensorrt_llm.facts import BEHAVIOURS
+from tokenrouter.engines.tensorrt_llm.behaviours import BEHAVIOURS
 
 _broken: set[str] = set()
 

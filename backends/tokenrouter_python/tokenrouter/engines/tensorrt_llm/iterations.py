@@ -1,8 +1,8 @@
 """Times of the engine's own steps: the library's statistics of its iterations, or of requests where those mislead.
 
 An iteration's latency begins before the loop waits for requests, so it is a step's time only if somebody was active
-before (`iteration_includes_wait` in facts.py). Where all are new, a request whose first token came in that iteration
-tells the time: from when it was first scheduled until then. A step that nobody tells so is left out.
+before (`iteration_includes_wait` in `behaviours`). Where all are new, a request whose first token came in that
+iteration tells the time: from when it was first scheduled until then. A step that nobody tells so is left out.
 """
 
 from __future__ import annotations
