@@ -122,7 +122,7 @@ def test_the_environment_is_clean_when_the_library_is_imported(tmp_path: Path) -
     job = {"OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1", "ORTE_X": "1", "CUDA_VISIBLE_DEVICES": "7"}
     environment = {**os.environ, **double_environment(), **job}
     command = [sys.executable, "-c", IMPORTS, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     main_thread, environment = json.loads(done.stdout)
     assert not main_thread
     assert environment["CUDA_VISIBLE_DEVICES"] == environment["TRTLLM_VISIBLE_DEVICES"] == "2,3"
@@ -160,7 +160,7 @@ def test_nothing_imports_the_library_before_a_model_loads() -> None:
         "except Exception as exc:\n"
         "    print(type(exc).__name__, exc)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("ConfigError engine tensorrt_llm: the package cannot be imported")
 
 
