@@ -26,7 +26,7 @@ def test_packages_are_counted_and_large_ones_named_at_once() -> None:
         ("[1/3] numpy 16.8 MB", False),
         ("[2/3] torch 527.0 MB", True),
         ("[3/3] six", False),
-        ("installing; this takes a minute or two, longer on a slow disk", True),
+        ("installing; this takes a minute or two if nothing else runs", True),
     ]
 
 
