@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -18,14 +16,14 @@ import pytest
 from tests.support.channel import End
 from tests.support.channel import until as polled
 from tests.support.deaths import kill_model
-from tests.support.grpc_calls import GrpcStream, Message
-from tests.support.hosts import Hosts, trial_keys, two_hosts
+from tests.support.drawn import Drawn
+from tests.support.grpc_calls import GrpcStream
+from tests.support.hosts import Hosts, connected, trial_keys, two_hosts
 from tests.support.waiting import PATIENCE_S, until, wait_idle
 from tokenrouter.channel.sockets import SocketCarrier
 from tokenrouter.channel.tcp import Network
 from tokenrouter.messages import PROTOCOL_VERSION, Hello, ModelInfo, PolicySpec, decode_for_orchestrator, encode
 from tokenrouter.metrics_page import scrape
-from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import Repository
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer
@@ -37,9 +35,7 @@ BRIEF_S = 3
 ENTRY = {"connect_timeout_ms": 180_000, "routed_orchestrators": 2}
 # Beside it, one whose requests give up soon.
 BRIEF = {**ENTRY, "name": "brief", "connect_timeout_ms": BRIEF_S * 1000}
-# The noise decides among tokens, and chance decides who writes.
-DRAWN = {"policy": "random", "policy_params": json.dumps({"p": 0.5}), "temperature": 3.0}
-TOKENS, REQUESTS = 600, 4
+DRAWN = Drawn(count=4, tokens=600)
 
 
 @pytest.fixture(scope="module")
@@ -60,47 +56,17 @@ def near(hosts: Hosts, far: TritonServer) -> TritonServer:
 
 @pytest.fixture(scope="module")
 def expected(hosts: Hosts) -> list[list[int]]:
-    """Tokens of one process without any channel."""
-    with TokenRouter.from_repository(hosts.repository, entry="tokenrouter") as router:
-        return [router.generate([f"request {seed} "], **_sampling(seed))[0].tokens for seed in range(REQUESTS)]
-
-
-def fields(seed: int) -> dict[str, Any]:
-    return {"text_input": f"request {seed} ", **_sampling(seed), "stream": True}
-
-
-def _sampling(seed: int) -> dict[str, Any]:
-    return {"max_tokens": TOKENS, "min_tokens": TOKENS, "seed": seed, **DRAWN}
-
-
-def ids(messages: list[Message]) -> list[int]:
-    assert not any(message.error for message in messages), messages[-1]
-    return [token for message in messages for token in message.ids]
-
-
-@contextmanager
-def running(server: TritonServer, count: int = REQUESTS) -> Iterator[Callable[[], list[list[int]]]]:
-    """Requests that have begun; the function waits for their tokens."""
-    with GrpcStream(server) as call:
-        for seed in range(count):
-            call.send(fields(seed), request_id=str(seed))
-        until(lambda: all(call.of(str(seed)) for seed in range(count)), what="all have begun")
-        yield lambda: [ids(call.wait(str(seed), within_s=3 * PATIENCE_S)) for seed in range(count)]
+    return DRAWN.expected(hosts.repository)
 
 
 def recovered(server: TritonServer) -> float:
     return scrape(server.metrics_url, "tokenrouter_recovered").value("tokenrouter_recovered", model="tokenrouter")
 
 
-def connected(server: TritonServer, model: str = "large") -> bool:
-    page = scrape(server.metrics_url, "tokenrouter_connected")
-    return page.value("tokenrouter_connected", model="tokenrouter", subserver=model) == 1
-
-
 def test_tokens_are_those_of_one_process(near: TritonServer, far: TritonServer, expected: list[list[int]]) -> None:
     assert set(near.stub_pids()) == {"tokenrouter", "brief", "small"}
     assert set(far.stub_pids()) == {"large"}
-    with running(near) as tokens:
+    with DRAWN.running(near) as tokens:
         assert tokens() == expected
     wait_idle(near)
     # Clocks are compared: a hand-off takes no longer than a busy machine makes it.
@@ -111,7 +77,7 @@ def test_tokens_are_those_of_one_process(near: TritonServer, far: TritonServer, 
 def test_a_link_that_is_cut_and_mended_costs_no_token(
     hosts: Hosts, near: TritonServer, far: TritonServer, expected: list[list[int]]
 ) -> None:
-    with running(near) as tokens:
+    with DRAWN.running(near) as tokens:
         hosts.relay.cut()
         until(lambda: "it has said nothing" in near.log_text(), what="the silence is noticed")
         until(lambda: not connected(near), what="so the model is away")
@@ -125,7 +91,7 @@ def test_connections_that_are_reset_are_made_again(
     hosts: Hosts, near: TritonServer, far: TritonServer, expected: list[list[int]]
 ) -> None:
     before = recovered(near)
-    with running(near) as tokens:
+    with DRAWN.running(near) as tokens:
         hosts.relay.sever()
         assert tokens() == expected
     until(lambda: recovered(near) > before)
@@ -138,14 +104,14 @@ def test_a_link_that_stays_cut_ends_requests_with_a_clear_error(
     hosts.relay.cut()
     try:
         with GrpcStream(near) as call:
-            call.send(fields(0), model="brief", request_id="late")
+            call.send(DRAWN.fields(0), model="brief", request_id="late")
             message = call.wait("late")[-1]
         for word in ("'large' is not connected", f"waited {BRIEF_S} s", str(hosts.relay.address)):
             assert word in message.error
     finally:
         hosts.relay.mend()
     until(lambda: connected(near), within_s=3 * PATIENCE_S, what="connected again")
-    with running(near, 1) as tokens:
+    with DRAWN.running(near, only=[0]) as tokens:
         assert tokens() == expected[:1]
 
 
@@ -154,7 +120,7 @@ def test_a_peer_that_is_asleep_wakes_up_and_goes_on(
 ) -> None:
     """Its kernel takes bytes for it until its window is full; its loop says nothing."""
     pid = far.stub_pids()["large"]
-    with running(near) as tokens:
+    with DRAWN.running(near) as tokens:
         kill_model(pid, "large", far.metrics_url, signal.SIGSTOP)
         try:
             until(lambda: not connected(near), what="given up")
@@ -164,7 +130,7 @@ def test_a_peer_that_is_asleep_wakes_up_and_goes_on(
 
 
 def test_a_peer_that_is_killed_comes_back(near: TritonServer, far: TritonServer, expected: list[list[int]]) -> None:
-    with running(near) as tokens:
+    with DRAWN.running(near) as tokens:
         kill_model(far.stub_pids()["large"], "large", far.metrics_url)
         until(lambda: not connected(near), what="noticed")
         far.repository_api().unload("large")  # as the supervisor does
@@ -259,13 +225,13 @@ def test_a_certificate_is_replaced_while_all_run(hosts: Hosts, near: TritonServe
     """Nothing is started again: connections that stand go on, new ones need one that is valid."""
     yesterday = datetime.now(timezone.utc) - timedelta(days=1)
     trial_keys(hosts.keys, begins=yesterday, lasts=timedelta(hours=1))
-    with running(near, 1) as tokens:
+    with DRAWN.running(near, only=[0]) as tokens:
         assert tokens() == expected[:1]
         hosts.relay.sever()
         logged(near, "certificate has expired")
         trial_keys(hosts.keys)
         until(lambda: connected(near), what="connected with new ones")
-    with running(near, 1) as tokens:
+    with DRAWN.running(near, only=[0]) as tokens:
         assert tokens() == expected[:1]
 
 
@@ -282,14 +248,14 @@ def test_every_server_in_turn_is_restarted_under_load(
 ) -> None:
     """Models first, then entries, as a rollout does; clients go to the entry that stays."""
     other = hosts.start("tokenrouter")
-    with running(other) as tokens:
+    with DRAWN.running(other) as tokens:
         far.stop()
         far.start()
         assert tokens() == expected
-    with running(other) as tokens:
+    with DRAWN.running(other) as tokens:
         near.stop()
         near.start()
         assert tokens() == expected
-    with running(near) as tokens:
+    with DRAWN.running(near) as tokens:
         other.stop()
         assert tokens() == expected

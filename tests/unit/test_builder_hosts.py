@@ -18,7 +18,7 @@ from tokenrouter.repository import Repository
 from tools.build_repository.__main__ import build
 from tools.build_repository.build import built_deployment
 from tools.build_repository.spec import load_spec
-from tools.launch.remote import needed, with_names
+from tools.launch.remote import needed, replicas, wait, with_names
 
 PEERS = {"peers": ["entry.example"]}
 
@@ -159,3 +159,22 @@ def test_who_needs_whom_of_another_host(tmp_path: Path) -> None:
     assert needed(repository, ["tokenrouter", "small"]) == {"tokenrouter": ["large"]}
     assert needed(repository, ["large"]) == {}
     assert load_spec(tmp_path / "deployment.yaml").models["large"].host == "gpu-b"
+
+
+def test_replicas_of_the_models_that_entry_models_of_this_host_route_to(tmp_path: Path) -> None:
+    repository = built(tmp_path, replicas=2, host=["", "gpu-b"], gpus=[], entry={"unary": "unary"})
+    assert needed(repository, ["tokenrouter"]) == {"tokenrouter": ["large_1"]}
+    assert replicas(repository, []) == [("large", "large_1"), ("small",)]
+    assert replicas(repository, ["large_1"]) == []
+
+
+def test_a_start_waits_for_one_replica_of_each_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected = {"large_1": True, "large_2": False, "tiny": False}
+    monkeypatch.setattr("tools.launch.remote.states", lambda *_: connected)
+
+    def missing(*groups: tuple[str, ...]) -> list[str]:
+        return wait("", {"tokenrouter": list(connected)}, groups, 0.0, lambda: False)
+
+    assert missing(("small",), ("large_1", "large_2")) == []
+    assert missing(("small", "large_2")) == []  # small is on this host
+    assert missing(("large_1", "large_2"), ("tiny", "large_2")) == ["tiny", "large_2"]

@@ -73,6 +73,50 @@ def test_models_of_other_hosts_are_told_about_and_left_alone(serving: Deployment
     assert serving.condition("far") is Condition.UP
 
 
+def among(*replicas: tuple[str, ...]) -> Deployment:
+    """Serving two replicas of one model, `far_1` on another host, which is connected."""
+    deployment = Deployment(Decisions({"small", "far"}, LIMITS, replicas=[("small",), *replicas]))
+    deployment.decisions.started(("entry", "small", "far"), now_s=deployment.now_s)
+    deployment.decisions.connected({"far_1": True}, now_s=deployment.now_s)
+    return deployment
+
+
+def test_it_is_ready_while_one_replica_of_each_model_is_up() -> None:
+    serving = among(("far", "far_1"))
+    serving.decisions.connected({"far_1": False}, now_s=serving.now_s)
+    assert serving.condition("far_1") is Condition.AWAY
+    assert serving.decisions.status().ready
+    serving.died("far")
+    assert not serving.decisions.status().ready
+    serving.decisions.connected({"far_1": True}, now_s=serving.now_s)
+    assert serving.decisions.status().ready
+    assert serving.later(0.05) == [Reload("far", cut=False)]
+    assert serving.condition("far") is Condition.RELOADING
+    assert serving.decisions.status().ready
+    serving.decisions.reload_failed("far", "out of memory", now_s=serving.now_s, hopeless=True)
+    assert not serving.decisions.status().ready
+
+
+def test_no_replica_stands_for_another_model_or_for_one_that_was_unloaded() -> None:
+    serving = among(("far", "far_1"))
+    serving.died("small")
+    assert not serving.decisions.status().ready
+    serving = among(("far", "far_1"))
+    serving.decisions.unloaded("far", now_s=serving.now_s)
+    assert serving.decisions.status().ready
+    serving.decisions.connected({"far_1": False}, now_s=serving.now_s)
+    assert not serving.decisions.status().ready
+
+
+def test_an_entry_model_that_knows_one_replica_needs_that_one() -> None:
+    serving = among(("far",), ("far", "far_1"))
+    serving.decisions.connected({"far_1": False}, now_s=serving.now_s)
+    assert serving.decisions.status().ready
+    serving.decisions.connected({"far_1": True}, now_s=serving.now_s)
+    serving.died("far")
+    assert not serving.decisions.status().ready
+
+
 def test_a_subserver_is_loaded_again_and_nobody_is_cut_off(serving: Deployment) -> None:
     serving.died("small")
     assert serving.condition("small") is Condition.DEAD

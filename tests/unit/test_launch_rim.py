@@ -32,6 +32,14 @@ SERVING = Status(Phase.SERVING, "", {SERVER: UP, FRONT: UP, "small": UP, "large"
 AWAY = {**SERVING.components, "large": Component(Condition.RELOADING, 12.0)}
 LOADING = Status(Phase.SERVING, "", AWAY, {"large": 2}, {"large": 4.5})
 RESTARTING = Status(Phase.RESTARTING, "tritonserver ended", LOADING.components, {SERVER: 1}, {})
+REPLACED = Status(
+    Phase.SERVING,
+    "",
+    {**AWAY, "large_1": UP, "large_2": Component(Condition.AWAY, 11.0)},
+    {"large": 2},
+    {},
+    [("small",), ("large", "large_1", "large_2")],
+)
 GIVEN_UP = Status(Phase.GIVEN_UP, "6 events in 60 s", {}, {}, {})
 
 
@@ -96,6 +104,10 @@ class TestHealth:
             pytest.param(GIVEN_UP, "/healthz", 503, {"healthy": False}, id="given-up"),
             pytest.param(SERVING, "/readyz", 200, {"ready": True, "restarting": []}, id="ready"),
             pytest.param(LOADING, "/readyz", 503, {"ready": False, "restarting": ["large"]}, id="one-is-away"),
+            pytest.param(REPLACED, "/readyz", 200, {"restarting": ["large"], "away": ["large_2"]}, id="replicas-serve"),
+            pytest.param(REPLACED, "/readyz/large", 503, {"state": "reloading"}, id="replica-is-loaded"),
+            pytest.param(REPLACED, "/readyz/large_2", 503, {"state": "away"}, id="replica-is-not-connected"),
+            pytest.param(REPLACED, "/readyz/large_1", 200, {"ready": True}, id="replica"),
             pytest.param(SERVING, "/readyz/small", 200, {"ready": True, "model": "small"}, id="model"),
             pytest.param(LOADING, "/readyz/small", 200, {"ready": True}, id="the-others-serve"),
             pytest.param(LOADING, "/readyz/large", 503, {"state": "reloading", "seconds": 3.0}, id="model-away"),

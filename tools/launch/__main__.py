@@ -24,7 +24,7 @@ from tools.errors import complain, reported
 from tools.launch.decisions import Decisions, Limits
 from tools.launch.greeting import DEMO_PROMPT, ENTRY, greet
 from tools.launch.health import Health
-from tools.launch.remote import needed, wait, with_names
+from tools.launch.remote import needed, replicas, wait, with_names
 from tools.launch.supervisor import GAVE_UP, Supervisor
 from tools.openai_server import OpenAiServer
 from tools.tritonserver.installation import find_installation
@@ -77,8 +77,8 @@ def launch(
     if names:
         model_control_mode, load_model = "explicit", names
     loaded = [name for name in load_model or () if name != "*"]
-    remote = needed(repository, loaded)
-    decisions = Decisions(_subservers(repository), limits, can_reload=model_control_mode != "poll")
+    remote, groups = needed(repository, loaded), replicas(repository, loaded)
+    decisions = Decisions(_subservers(repository), limits, model_control_mode != "poll", groups)
     server = TritonServer(
         model_repository,
         ports=Ports(http_port, grpc_port, metrics_port),
@@ -97,7 +97,7 @@ def launch(
         front = None
         if openai and ENTRY in server.loaded_models():
             front = OpenAiServer(server, model_repository, entry=ENTRY, port=openai_port, host=host)
-        connected = partial(wait, needed=remote, within_s=ready_timeout, stopped=stopped.is_set)
+        connected = partial(wait, needed=remote, replicas=groups, within_s=ready_timeout, stopped=stopped.is_set)
         try:
             code = _serve(supervisor, server, front, health, prompt if greeting else None, connected, check=check)
         except KeyboardInterrupt:  # while everything started again

@@ -14,7 +14,8 @@ OpenAI server          it is started again
 
 What dies within `Limits.collect_s` of a first death counts as one event. After more than `Limits.events` events in
 `Limits.window_s` the supervisor gives up, since whoever runs it (Kubernetes, systemd) can do what it cannot. Models of
-other hosts are watched, too, and not brought back: that is their own supervisor's.
+other hosts are watched, too, and not brought back: that is their own supervisor's. While a replica is away the service
+is ready as long as another one of its model is up.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class Status:
         components: tritonserver, models, OpenAI server by name.
         restarts: how often each was brought back, or was tried to be.
         recovery_s: how long the last recovery of each took, from the death to being up again.
+        replicas: names of the replicas among which requests of an entry model may go, of each model.
     """
 
     phase: Phase
@@ -135,12 +137,22 @@ class Status:
     components: dict[str, Component]
     restarts: dict[str, int]
     recovery_s: dict[str, float]
+    replicas: Collection[Collection[str]] = ()
 
     @property
     def ready(self) -> bool:
-        """Whether everything that belongs to the deployment is up."""
-        gone = any(each.condition not in (Condition.UP, Condition.UNLOADED) for each in self.components.values())
-        return self.phase is Phase.SERVING and not gone
+        """Whether everything that belongs to the deployment is up, of every model one replica."""
+        gone = [name for name in self.components if not self._is(name, Condition.UP, Condition.UNLOADED)]
+        return self.phase is Phase.SERVING and all(map(self._is_replaced, gone))
+
+    def _is_replaced(self, name: str) -> bool:
+        """Whether other replicas serve wherever this one would."""
+        among = [names for names in self.replicas if name in names]
+        return bool(among) and all(any(self._is(other, Condition.UP) for other in names) for names in among)
+
+    def _is(self, name: str, *conditions: Condition) -> bool:
+        component = self.components.get(name)
+        return component is not None and component.condition in conditions
 
 
 @dataclass
@@ -157,11 +169,13 @@ class Decisions:
         subservers: models that may be away while clients wait.
         limits: see `Limits`.
         can_reload: whether single models can be loaded again.
+        replicas: see `Status`.
     """
 
     subservers: Collection[str]
     limits: Limits = field(default_factory=Limits)
     can_reload: bool = True
+    replicas: Collection[Collection[str]] = ()
     _phase: Phase = Phase.STARTING
     _reason: str = "starting"
     _components: dict[str, Component] = field(default_factory=dict)
@@ -178,7 +192,14 @@ class Decisions:
     # --- what the caller asks -------------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        return Status(self._phase, self._reason, dict(self._components), dict(self._restarts), dict(self._recovery_s))
+        return Status(
+            self._phase,
+            self._reason,
+            dict(self._components),
+            dict(self._restarts),
+            dict(self._recovery_s),
+            self.replicas,
+        )
 
     def poll(self, *, now_s: float) -> list[Action]:
         """What to do now, in order."""

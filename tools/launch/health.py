@@ -1,11 +1,12 @@
 """What the supervisor knows, over HTTP. Triton's own health URLs stay green over dead models; these do not.
 
 /healthz          200 while the supervisor works, whatever it is doing; it ends by itself when it gives up
-/readyz           200 if tritonserver, every model and the OpenAI-compatible server are up, else 503
-/readyz/MODEL     200 if tritonserver and this model are up, else 503; 404 if there is no such model
+/readyz           200 if tritonserver, the OpenAI-compatible server and of every model one replica are up, else 503
+/readyz/MODEL     200 if tritonserver and this model, or replica, are up, else 503; 404 if there is no such model
 /metrics          Prometheus: tokenrouter_restarts_total, tokenrouter_up, tokenrouter_recovery_seconds; label `model`
 
-All but the last answer with JSON that says what is being brought back, and why.
+All but the last answer with JSON that says what is being brought back, and why; /readyz also which models of other
+hosts are not connected.
 """
 
 from __future__ import annotations
@@ -96,11 +97,12 @@ def _code(good: bool) -> HTTPStatus:
 
 def _told(status: Status, now_s: float) -> dict[str, Any]:
     components = sorted(status.components.items())
-    away = (Condition.DEAD, Condition.RELOADING, Condition.STARTING)
+    restarting = (Condition.DEAD, Condition.RELOADING, Condition.STARTING)
     return {
         "state": status.phase.value,
         "reason": status.reason,
-        "restarting": [name for name, each in components if each.condition in away],
+        "restarting": [name for name, each in components if each.condition in restarting],
+        "away": [name for name, each in components if each.condition is Condition.AWAY],
         "processes": {
             name: {"state": each.condition.value, "seconds": round(now_s - each.since_s, 3)}
             for name, each in components

@@ -1,11 +1,12 @@
-"""Models of other hosts: who of this host's models needs them, and whether they are connected."""
+"""Models that entry models of this host route to: their replicas, which are on other hosts, which are connected."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 
+from tokenrouter.config.entry import EntryConfig
 from tokenrouter.config.roles import role_of
 from tokenrouter.errors import ConfigError
 from tokenrouter.metrics_page import connected, fetch
@@ -38,13 +39,25 @@ def needed(repository: Repository, loaded: Collection[str]) -> dict[str, list[st
         repository: the model repository.
         loaded: what this host is to load; empty for everything.
     """
-    found: dict[str, list[str]] = {}
+    return {entry.name: list(entry.hosts) for entry in _entries(repository, loaded) if entry.hosts}
+
+
+def replicas(repository: Repository, loaded: Collection[str]) -> list[tuple[str, ...]]:
+    """Names of the replicas of each model that entry models of this host route to, whichever hosts serve them.
+
+    Args:
+        repository: the model repository.
+        loaded: what this host is to load; empty for everything.
+    """
+    return sorted({names for entry in _entries(repository, loaded) for names in entry.all_replicas.values()})
+
+
+def _entries(repository: Repository, loaded: Collection[str]) -> Iterator[EntryConfig]:
     for name in repository.names():
         with suppress(ConfigError):
             config = repository.config(name)
             if config.get("backend") == BACKEND and role_of(config) in _ROUTING and (not loaded or name in loaded):
-                found[name] = list(repository.entry(name).hosts)
-    return {entry: models for entry, models in found.items() if models}
+                yield repository.entry(name)
 
 
 def states(metrics_url: str, needed: Mapping[str, Collection[str]]) -> dict[str, bool]:
@@ -62,12 +75,17 @@ def states(metrics_url: str, needed: Mapping[str, Collection[str]]) -> dict[str,
 
 
 def wait(
-    metrics_url: str, needed: Mapping[str, Collection[str]], within_s: float, stopped: Callable[[], bool]
+    metrics_url: str,
+    needed: Mapping[str, Collection[str]],
+    replicas: Collection[Collection[str]],
+    within_s: float,
+    stopped: Callable[[], bool],
 ) -> list[str]:
-    """Waits until all of them are connected. Returns those that are not in the end."""
+    """Waits until of every model one replica is here or connected. Returns those that keep it waiting in the end."""
     until = time.monotonic() + within_s
     while needed:
-        missing = [model for model, there in states(metrics_url, needed).items() if not there]
+        found = states(metrics_url, needed)
+        missing = [name for names in replicas if not any(found.get(name, True) for name in names) for name in names]
         if not missing or stopped() or time.monotonic() >= until:
             return missing
         time.sleep(_POLL_S)
