@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,18 @@ def test_unloading_a_model_under_its_requests(loaded: TritonServer) -> None:
         load(loaded, "large")
     wait_idle(loaded)
     assert answer(loaded, text_input="again", max_tokens=5)["text_output"] == "againagain"
+
+
+def test_a_model_that_is_loaded_later_holds_no_connection_of_clients(loaded: TritonServer) -> None:
+    """tritonserver starts its process while clients are connected, and closes none of its descriptors in it."""
+    unload(loaded, "large")
+    with socket.create_connection(("127.0.0.1", loaded.ports.http), timeout=PATIENCE_S) as client:
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        load(loaded, "large")
+        client.sendall(b"GET /v2 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        while client.recv(1 << 16):  # a TimeoutError if the end does not come
+            pass
 
 
 def test_a_killed_model_process(loaded: TritonServer) -> None:

@@ -11,6 +11,7 @@ import faulthandler
 import gc
 import os
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -19,6 +20,7 @@ import psutil
 
 _SHARED_MEMORY = Path("/dev/shm")
 _REGION_MARK = "shm_region"
+_STDERR = 2
 
 
 def arguments() -> list[str]:
@@ -36,6 +38,18 @@ def make_private() -> None:
     for region in regions():
         with contextlib.suppress(FileNotFoundError):
             region.chmod(0o600)
+
+
+def close_inherited_sockets() -> None:
+    """tritonserver's, clients' connections among them: a model that is loaded while it serves inherits them all.
+
+    A client would never see the end of a connection that tritonserver has closed. To be called before this process
+    opens sockets of its own.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) > _STDERR and stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                os.close(int(name))
 
 
 def dump_stacks_on_request() -> None:

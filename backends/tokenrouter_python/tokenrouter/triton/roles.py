@@ -212,6 +212,7 @@ def start_role(args: Mapping[str, str]) -> Role:
     Raises:
         ConfigError: names the file and the field; Triton shows the text as the reason why the model does not load.
     """
+    process.close_inherited_sockets()
     process.make_private()
     process.dump_stacks_on_request()
     leave_with_parent()
