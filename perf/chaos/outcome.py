@@ -22,9 +22,9 @@ RECOVERY_S: Mapping[str, float] = {
 }
 """Bounds; the entry model comes back within 5 s where it is loaded again, within 15 s where everything is restarted."""
 _AROUND_S = 1.0
-_TAKEN_FOR_DEAD_S = 40.0
-"""Triton takes a model's process that stands still for a second for dead and frees what both share; when it goes on,
-that can end it, and a while later tritonserver, which gives up a lock that the dead one held."""
+_TAKEN_ALONG_S = 40.0
+"""A model's process that dies while it speaks with Triton can take tritonserver along, which gives up its locks after
+ten seconds. One that stands still for a second counts as dead for Triton, and can end by that when it goes on."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,16 @@ class Outcome:
     exit_code: int = 0
 
     def unexcused(self) -> list[Attempt]:
-        """Requests that failed although neither the entry model nor tritonserver died; over `/v1` its own server."""
+        """Requests that failed although neither the entry model nor tritonserver died or stood still.
+
+        Over `/v1` its own server excuses them too.
+        """
         return [
             other
             for other in self.judged.others
-            if other.verdict is Verdict.FAILED and not any(_excuses(absence, other) for absence in self.absences)
+            if other.verdict is Verdict.FAILED
+            and not any(_excuses(absence, other) for absence in self.absences)
+            and not any(_excused_by_stop(event, other) for event in self.events)
         ]
 
     @property
@@ -117,8 +122,8 @@ class Outcome:
         ]
 
     @property
-    def died_after_a_stop(self) -> int:
-        """Deaths that no kill explains but a stop of the entry model's process, see `_TAKEN_FOR_DEAD_S`."""
+    def taken_along(self) -> int:
+        """Deaths that no kill of theirs explains, but what happened to a model's process, see `_TAKEN_ALONG_S`."""
         return sum(
             not any(_kills(event, absence) for event in self.events)
             and any(_explains(event, absence) for event in self.events)
@@ -157,7 +162,7 @@ class Outcome:
             },
             "events": counted(event.kind for event in self.events),
             "restarts": self.restarts,
-            "died_after_a_stop": self.died_after_a_stop,
+            "taken_along": self.taken_along,
             "recovery_seconds": {kind: _spread(values) for kind, values in sorted(self.recoveries().items())},
             "longest_stall_seconds": round(self.stall_s, 4),
             "stall_seconds_beside_attacks": _spread(attacks),
@@ -201,15 +206,24 @@ def _excuses(absence: Absence, other: Attempt) -> bool:
     return excused and other.began_s <= absence.to_s + _AROUND_S and other.ended_s >= absence.from_s - _AROUND_S
 
 
+def _excused_by_stop(event: Event, other: Attempt) -> bool:
+    stopped = event.kind in (f"stop {ENTRY}", f"stop {SERVER}")
+    return stopped and other.began_s <= event.over_s + _AROUND_S and other.ended_s >= event.began_s - _AROUND_S
+
+
 def _kills(event: Event, absence: Absence) -> bool:
     killed = event.kind in (f"kill {absence.name}", f"kill {SERVER}")
     return killed and event.began_s - _AROUND_S <= absence.from_s <= event.over_s + _AROUND_S
 
 
 def _explains(event: Event, absence: Absence) -> bool:
-    if event.kind != f"stop {ENTRY}":
-        return _kills(event, absence)
-    return absence.name in (ENTRY, SERVER) and 0.0 <= absence.from_s - event.began_s + _AROUND_S <= _TAKEN_FOR_DEAD_S
+    if _kills(event, absence):
+        return True
+    what, _, whom = event.kind.partition(" ")
+    along = (what in ("kill", "stop") and whom != FRONT and absence.name == SERVER) or (
+        event.kind == f"stop {ENTRY}" and absence.name == ENTRY
+    )
+    return along and 0.0 <= absence.from_s - event.began_s + _AROUND_S <= _TAKEN_ALONG_S
 
 
 def _told(other: Attempt) -> str:

@@ -139,6 +139,9 @@ def outcome(*others: Attempt, kind: str = "kill tokenrouter", recovery_s: float 
         ("kill tritonserver", attempt(12.5, 12.6), True),
         ("kill tokenrouter", attempt(7.0, 8.5), False),
         ("kill tokenrouter", attempt(14.0, 15.0), False),
+        ("stop tokenrouter", attempt(11.5, 11.6), True),
+        ("stop tokenrouter", attempt(14.0, 15.0), False),
+        ("stop small", attempt(10.0, 11.0), False),
         ("kill small", attempt(10.0, 11.0), False),
         ("kill openai", attempt(10.0, 11.0), False),
         ("kill openai", attempt(10.0, 11.0, way="/v1, whole"), True),
@@ -165,6 +168,8 @@ def test_what_does_not_come_back_is_broken_and_what_comes_late_is_over_its_bound
         ("kill small", "small", 30.0, ["small died after 30 s, and nobody had killed it"]),
         ("kill small", "small", 10.0, []),
         ("kill tritonserver", "small", 11.0, []),
+        ("kill small", "tritonserver", 21.0, []),
+        ("kill openai", "tritonserver", 21.0, ["tritonserver died after 21 s, and nobody had killed it"]),
         ("stop tokenrouter", "tokenrouter", 12.0, []),
         ("stop tokenrouter", "tritonserver", 22.0, []),
         ("stop tokenrouter", "small", 12.0, ["small died after 12 s, and nobody had killed it"]),
@@ -175,7 +180,7 @@ def test_a_process_that_died_and_was_not_killed_is_told(kind: str, name: str, fr
     found = outcome(kind=kind)
     found.absences = [Absence(name, from_s, from_s + 5.0)]
     assert found.broken() == told
-    assert found.died_after_a_stop == (kind == "stop tokenrouter" and not told)
+    assert found.taken_along == (not told and kind != f"kill {name}" and kind != "kill tritonserver")
 
 
 def test_absences_are_read_off_the_log_of_the_supervisor() -> None:
