@@ -71,21 +71,18 @@ def connected(server: TritonServer, model: str = "large") -> bool:
     return page.value("tokenrouter_connected", model="tokenrouter", subserver=model) == 1
 
 
-def hosts_spec(
-    large: dict[str, Any], *, small: Address | None = None, entry: dict[str, Any] | None = None, **tls: Any
-) -> DeploymentSpec:
+def hosts_spec(models: dict[str, dict[str, Any]], *, entry: dict[str, Any] | None = None, **tls: Any) -> DeploymentSpec:
     """The deployment.
 
     Args:
-        large: where the large model is: fields of its `ModelSpec`.
-        small: where the small model is, if not beside the entry model.
+        models: where `small` and `large` are: fields of `ModelSpec`.
         entry: fields of `EntrySpec`.
         tls: fields of `TlsSettings`.
     """
     spec = emulated_spec(
         entry={"aliases": {}, **(entry or {})},
         options={"step_ms": 1.0, "margin": 2.0, "max_seq_len": 16_384, "kv_cache_config": {"max_tokens": 800_000}},
-        per_model={"small": {"host": str(small or "")}, "large": large},
+        per_model=models,
     )
     settings = {"peers": ["entry.test"], **tls}
     return msgspec.structs.replace(spec, tls=msgspec.convert(settings, type(spec.tls)))
@@ -108,8 +105,8 @@ def two_hosts(*entries: dict[str, Any], **tls: Any) -> Iterator[Hosts]:
     """
     with _link() as (folder, relay, far, stack):
         small = Address(NEAR, free_port(NEAR, taken=[far.port, relay.address.port]))
-        large = {"host": str(relay.address), "listen": str(far)}
-        specs = [hosts_spec(large, small=small, entry=entry, **tls) for entry in entries]
+        models = {"small": {"host": str(small)}, "large": {"host": str(relay.address), "listen": str(far)}}
+        specs = [hosts_spec(models, entry=entry, **tls) for entry in entries]
         yield Hosts(*_written(folder, specs), stack, relay, far)
 
 
@@ -118,15 +115,19 @@ def beside_and_elsewhere(entry: dict[str, Any], **tls: Any) -> Iterator[Hosts]:
     """Two replicas of the large model: `large` beside the entry model, `large_1` on the other end of the link."""
     with _link() as (folder, relay, far, stack):
         large = {"replicas": 2, "host": ["", str(relay.address)], "listen": str(far)}
-        yield Hosts(*_written(folder, [hosts_spec(large, entry=entry, **tls)]), stack, relay, far)
+        yield Hosts(*_written(folder, [hosts_spec({"large": large}, entry=entry, **tls)]), stack, relay, far)
 
 
 @contextmanager
-def both_elsewhere(entry: dict[str, Any], **tls: Any) -> Iterator[Servers]:
-    """Two replicas of the large model, each on a host of its own."""
+def both_elsewhere(*models: str, entry: dict[str, Any], **tls: Any) -> Iterator[Servers]:
+    """Two replicas of each of these models, on two hosts; the others are beside the entry model."""
     with tempfile.TemporaryDirectory(prefix="hosts-") as name, ExitStack() as stack:
-        large = {"replicas": 2, "host": [f"{host}:{free_port(host)}" for host in (FAR, FARTHER)]}
-        yield Servers(*_written(Path(name), [hosts_spec(large, entry=entry, **tls)]), stack)
+        ports: list[int] = []
+        per_model = {}
+        for model in models:
+            ports.append(free_port(FAR, ports))
+            per_model[model] = {"replicas": 2, "host": [f"{host}:{ports[-1]}" for host in (FAR, FARTHER)]}
+        yield Servers(*_written(Path(name), [hosts_spec(per_model, entry=entry, **tls)]), stack)
 
 
 @contextmanager
