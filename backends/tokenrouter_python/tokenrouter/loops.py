@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -37,6 +37,7 @@ from tokenrouter.timeline.trail import Trail
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Loaded, Subserver
+    from tokenrouter.subserver.runner import Plan
 
 log = logging.getLogger(__name__)
 
@@ -143,16 +144,19 @@ class DecodingLoop:
         look_ns = plan.at_ns if isinstance(plan, WaitUntil) else None if plan is None else now_ns
         events = self._carrier.poll(_timeout_s(look_ns, now_ns=now_ns))
         with subserver.pulse.working():
-            self._work(subserver, events)
+            self._work(subserver, events, plan)
         self._changed()
 
-    def _work(self, subserver: Subserver, events: Iterable[Event]) -> None:
+    def _work(self, subserver: Subserver, events: Sequence[Event], plan: Plan | WaitUntil | None) -> None:
         now_ns = self._clock_ns()
+        changed = bool(events)
         for event in events:
             self._handle(subserver, event, now_ns)
         while self._inbox:
             self._inbox.popleft()(now_ns)
-        plan = subserver.poll(now_ns=now_ns)
+            changed = True
+        if changed or plan is None or isinstance(plan, WaitUntil):
+            plan = subserver.poll(now_ns=now_ns)
         if plan is not None and not isinstance(plan, WaitUntil):
             subserver.run_step(plan)
         rows = [(peer, payload) for peer, message in subserver.outbox for payload in reported(message)]
