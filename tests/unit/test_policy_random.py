@@ -21,8 +21,7 @@ MODELS = {"small": always(SMALL), "large": always(LARGE)}
 
 def test_vector(monkeypatch):
     draws = random.Random(42)
-    values = np.array([draws.random() for _ in range(4)])
-    monkeypatch.setattr("tokenrouter.policies.random.uniform", lambda *_: values)
+    monkeypatch.setattr("tokenrouter.policies.random.draw", lambda *_: draws.random())
     assert decide(make("random", {"p": 0.25}), np.zeros((4, 4))) == ["small", "large", "small", "large"]
 
 

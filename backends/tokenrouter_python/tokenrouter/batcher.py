@@ -19,6 +19,8 @@ from enum import Enum
 from itertools import islice
 from typing import Generic, TypeVar
 
+import msgspec
+
 from tokenrouter.errors import ConfigError
 
 Key = TypeVar("Key", bound=Hashable)
@@ -67,16 +69,14 @@ class Batching:
         return self.by_in_flight[max(known)] if known else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Batch(Generic[Key]):
+class Batch(msgspec.Struct, Generic[Key], frozen=True):
     """Start a step now with these requests, oldest first."""
 
     keys: tuple[Key, ...]
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class WaitUntil:
+class WaitUntil(msgspec.Struct, frozen=True):
     """Nothing to start before this time (ns), unless a message arrives."""
 
     at_ns: int

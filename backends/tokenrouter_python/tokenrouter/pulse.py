@@ -7,8 +7,8 @@ as long as it takes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 _LOOKS = 20
 """How often a watchdog looks during the time that it allows."""
@@ -27,28 +27,36 @@ class Pulse:
         turn = self._turn
         return turn if self._working else None
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
+    def working(self) -> AbstractContextManager[None]:
         """A turn of the loop."""
-        self._begin()
-        try:
-            yield
-        finally:
-            self._working = False
+        return _Work(self, working=True)
 
-    @contextmanager
-    def excused(self) -> Iterator[None]:
+    def excused(self) -> AbstractContextManager[None]:
         """Within work: something that may take any time. What follows is a new piece of work."""
-        was, self._working = self._working, False
-        try:
-            yield
-        finally:
-            if was:
-                self._begin()
+        return _Work(self, working=False)
 
-    def _begin(self) -> None:
-        self._turn += 1
-        self._working = True
+    def enter(self, working: bool) -> bool:
+        """Whether the loop works from now on; returns whether it did before."""
+        was = self._working
+        self._turn += working  # before it is work, which nobody may take for that of the turn before
+        self._working = working
+        return was
+
+
+class _Work:
+    """In the block the loop works, or does not; behind it as before. A generator would cost five times as much."""
+
+    __slots__ = ("_pulse", "_was", "_working")
+
+    def __init__(self, pulse: Pulse, *, working: bool) -> None:
+        self._pulse = pulse
+        self._working = working
+
+    def __enter__(self) -> None:
+        self._was = self._pulse.enter(self._working)
+
+    def __exit__(self, *_: object) -> None:
+        self._pulse.enter(self._was)
 
 
 class Watchdog:

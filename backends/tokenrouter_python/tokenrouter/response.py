@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from tokenrouter.errors import RouterError
 from tokenrouter.messages import Decision
 
 
-@dataclass(slots=True)
-class Run:
+class Run(msgspec.Struct):
     """Consecutive tokens [start, end) of a response by one model."""
 
     model: str
@@ -85,8 +86,7 @@ def _plain(decision: Decision, text: str) -> dict[str, Any]:
     return {**fields, "text": text, "measures": named}
 
 
-@dataclass(slots=True)
-class Update:
+class Update(msgspec.Struct):
     """News about one request: new tokens, or its end (`result` or `error`), or both.
 
     Text and tokens are what is new since the last update; a request without `stream` gets one update only.
@@ -94,9 +94,9 @@ class Update:
 
     key: int
     text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    tokens: list[int] = []
+    log_probs: list[float] = []
+    runs: list[Run] = []
     result: Result | None = None
     error: RouterError | None = None
 

@@ -83,7 +83,8 @@ def _common(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
     width = logits.shape[-1]
     limits = [min(row.sampling.vocab_size or width, width) for row in rows]
     widest = max(limits)
-    logits = logits[:, :widest]
+    if widest < width:
+        logits = logits[:, :widest]
     if min(limits) < widest:
         beyond = torch.arange(widest) >= torch.tensor(limits)[:, None]
         logits = logits.masked_fill(beyond.to(logits.device), float("-inf"))
@@ -116,7 +117,7 @@ def _is_plain(row: SampledRow) -> bool:
         and not s.frequency_penalty
         and not s.bad_words
         and not row.banned
-        and s.min_tokens <= row.position
+        and (not s.min_tokens or s.min_tokens <= row.position)
     )
 
 

@@ -39,7 +39,8 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Counts a value; one below 0 as 0, because clocks of two threads are read in no order."""
-        value = max(value, 0.0)
+        if value < 0.0:
+            value = 0.0
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+
+class Connected(msgspec.Struct, frozen=True):
     """A peer is connected. `address` is the name that was dialled, or "" if the peer dialled us."""
 
     peer: int
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """One whole frame."""
 
     peer: int
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(msgspec.Struct, frozen=True):
     """A peer is gone; its number is not used again."""
 
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unreachable:
+class Unreachable(msgspec.Struct, frozen=True):
     """Why a name that is dialled is not connected: it cannot be reached, or refuses us. Told when that changes."""
 
     address: str

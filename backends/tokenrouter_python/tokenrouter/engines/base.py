@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+import msgspec
+
 from tokenrouter.messages import Outcome, PolicySpec
 
 if TYPE_CHECKING:
@@ -46,8 +48,7 @@ class EngineInfo:
     emulated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRow:
+class EngineRow(msgspec.Struct, frozen=True):
     """One sequence's share of a step.
 
     Attributes:

@@ -447,7 +447,8 @@ class Orchestrator(Speculating):
                 return
             update = None
         else:
-            generation.decisions += row.decisions or []
+            if row.decisions:
+                generation.decisions += row.decisions
             update = self._commit(generation, row, now_ns) if row.tokens else None
         outcome = Outcome.STOP if generation.transcript.stopped else row.outcome
         if update is not None and generation.request.stream and outcome not in FINISH_REASONS:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-Destinations: TypeAlias = Union[Sequence[str], Sequence[bool], "npt.NDArray[Any]", "Tensor"]
+Destinations: TypeAlias = Union[Sequence[str], Sequence[int], Sequence[bool], "npt.NDArray[Any]", "Tensor"]
 
 
 class PolicyParams(msgspec.Struct, forbid_unknown_fields=True):
@@ -154,8 +154,7 @@ class RouteBatch:
         return [row.position for row in self.rows]
 
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
+class Handoff(msgspec.Struct, frozen=True):
     """Answer of `Policy.send`.
 
     Attributes:
@@ -168,8 +167,7 @@ class Handoff:
     state: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True):
     """Answer of `Policy.receive`.
 
     Attributes:
@@ -338,7 +336,7 @@ class Policy(InsideEngine):
         """Whether `route` at `model` puts into `Row.state` what cannot be had again from the tokens. Default: no.
 
         The state of a request that stays is then reported with every token, so that a model that is lost loses none
-        of it. Engines that own their loop cannot report it, and refuse such a policy.
+        of it. Engines that own their loop cannot report it, and refuse such a policy. Asked once, when a request opens.
         """
         return False
 

@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 class policy_errors:
     """Turns whatever a policy raises into `PolicyFailed` that names the policy and the method."""
 
+    __slots__ = ("_method", "_policy")
+
     def __init__(self, policy: Policy, method: str) -> None:
-        self._where = f"policy {policy.name or type(policy).__name__!r}, {method}"
+        self._policy = policy
+        self._method = method
 
     def __enter__(self) -> None:
         """Nothing to set up."""
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, traceback: object) -> None:
         if exc is not None and not isinstance(exc, KeyboardInterrupt):
-            raise PolicyFailed(f"{self._where}: {type(exc).__name__}: {exc}") from exc
+            name = self._policy.name or type(self._policy).__name__
+            raise PolicyFailed(f"policy {name!r}, {self._method}: {type(exc).__name__}: {exc}") from exc
 
 
 def mask(policy: Policy, model: str, vocab_size: int) -> Sequence[int]:
@@ -68,10 +72,16 @@ def explain(policy: Policy, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
         return found
 
 
-def kept_state(sequence: ModelSequence) -> dict[str, Any] | None:
-    """A copy of the state of a request that stays, if its policy remembers what the tokens do not tell; else None."""
+def remembers(policy: Policy, model: str) -> bool:
+    """Whether the state of a request that stays has to be kept elsewhere too."""
+    with policy_errors(policy, "remembers"):
+        return policy.remembers(model)
+
+
+def kept_state(sequence: ModelSequence) -> dict[str, Any]:
+    """A copy of the state of a request that stays."""
     with policy_errors(sequence.policy, "remembers"):
-        return copy_state(sequence.state) if sequence.policy.remembers(sequence.model) else None
+        return copy_state(sequence.state)
 
 
 def send(sequence: ModelSequence, target: str) -> Handoff:

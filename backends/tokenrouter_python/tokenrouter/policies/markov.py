@@ -9,18 +9,18 @@ moves that commit nothing is accepted; so all draws of a request are independent
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
+from itertools import accumulate
 from typing import Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from tokenrouter.errors import InvalidRequest
 from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, EntryRequest, Handoff, Policy, PolicyParams, RouteBatch, Row
 from tokenrouter.policies.explaining import measured
-from tokenrouter.rng import Stream, uniform
+from tokenrouter.rng import Stream, draw
 
 # Probabilities are often printed with six digits.
 _SUM_TOLERANCE = 1e-6
@@ -65,7 +65,7 @@ class Markov(Policy):
             if name not in self.models:
                 raise InvalidRequest(f"policy_params.{field} names {name!r}; known: {', '.join(self.models)}")
 
-    def _resolved(self, name: str, row: Mapping[str, float]) -> npt.NDArray[np.float64]:
+    def _resolved(self, name: str, row: Mapping[str, float]) -> list[float]:
         """[M] cumulative probabilities of a row."""
         p = [row.get(target, 0.0) for target in self.models]
         if not all(math.isfinite(value) and value >= 0.0 for value in p):
@@ -73,10 +73,9 @@ class Markov(Policy):
         total = math.fsum(p)
         if abs(total - 1.0) > _SUM_TOLERANCE:
             raise InvalidRequest(f"policy_params.routing.{name} sums to {total:.6g}; it has to sum to 1")
-        cumulative: npt.NDArray[np.float64] = np.cumsum(p) / total
         # Where the sum rounds below 1, the last model with a probability takes the rest.
-        cumulative[int(np.flatnonzero(p)[-1]) :] = 1.0
-        return cumulative
+        last = max(i for i, value in enumerate(p) if value)
+        return [value / total if i < last else 1.0 for i, value in enumerate(accumulate(p))]
 
     def _reached(self) -> tuple[str, ...]:
         """Models that can be reached from the entry, in the deployment's order."""
@@ -129,16 +128,18 @@ class Markov(Policy):
 
     def route(self, batch: RouteBatch) -> Destinations:
         """[B] index of the next model."""
-        return np.searchsorted(self._cumulative[batch.model], self._draws(batch), side="right")
+        cumulative = self._cumulative[batch.model]
+        return [bisect_right(cumulative, u) for u in self._draws(batch)]
 
     def explain(self, batch: RouteBatch) -> Sequence[Sequence[Measure]]:
         """The draw, below the bound of the model that is drawn."""
         u, cumulative = self._draws(batch), self._cumulative[batch.model]
-        return measured("u", u, "<", cumulative[np.searchsorted(cumulative, u, side="right")])
+        return measured("u", u, "<", [cumulative[bisect_right(cumulative, each)] for each in u])
 
-    def _draws(self, batch: RouteBatch) -> npt.NDArray[np.float64]:
+    def _draws(self, batch: RouteBatch) -> list[float]:
         """[B] uniform in [0, 1)."""
-        return uniform(batch.seeds, batch.positions, Stream.MODEL + self.models.index(batch.model))
+        stream = Stream.MODEL + self.models.index(batch.model)
+        return [draw(row.seed, row.position, stream) for row in batch.rows]
 
     def send(self, row: Row, target: str) -> Handoff:
         """Keeps or discards as the matrix says."""

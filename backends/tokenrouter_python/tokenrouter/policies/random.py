@@ -14,7 +14,7 @@ from tokenrouter.messages import Measure
 from tokenrouter.policies.base import Destinations, PolicyParams, RouteBatch
 from tokenrouter.policies.explaining import measured
 from tokenrouter.policies.one_token import OneToken, check_unit
-from tokenrouter.rng import Stream, uniform
+from tokenrouter.rng import Stream, draw, uniform
 
 
 class Random(OneToken):
@@ -39,5 +39,4 @@ class Random(OneToken):
 
     def leaves(self, batch: RouteBatch) -> Destinations:
         """[B] bool."""
-        leaves: Destinations = uniform(batch.seeds, batch.positions, Stream.ROUTING) < self.params.p
-        return leaves
+        return [draw(row.seed, row.position, Stream.ROUTING) < self.params.p for row in batch.rows]

@@ -296,7 +296,7 @@ class Subserver:
 
     def _admit(self, peer: int, message: Open, policy: Policy) -> ModelSequence:
         """The request with its KV."""
-        known = [*message.tokens, *(guess.token for guess in message.guesses)]
+        known = _known(message)
         self._runner.check_tokens(known, len(known), message.kv_tokens)
         sequence = ModelSequence(
             peer=peer,
@@ -309,7 +309,8 @@ class Subserver:
             spec=message.policy,
             lease=message.kv_tokens,
         )
-        pair = len(policy.models) == 2 and policy.speculates() and not policy.remembers(self.model)
+        sequence.remembers = calls.remembers(policy, self.model)
+        pair = len(policy.models) == 2 and policy.speculates() and not sequence.remembers
         sequence.leader = policy.models[0] if pair and self._runner.speculates else ""
         sequence.explain = message.explain
         sequence.banned = calls.mask(policy, self.model, self.engine.info.vocab_size)
@@ -322,7 +323,7 @@ class Subserver:
             self._drop(peer, message.request)
             self._reply(peer, ReportRow(message.request, message.visit, Outcome.LOST, []), now_ns)
             return
-        known = [*message.tokens, *(guess.token for guess in message.guesses)]
+        known = _known(message)
         self._runner.check_tokens(known, message.start + len(known), sequence.lease)
         self._runner.leave(sequence)
         sequence.splice(message.start, message.tokens)
@@ -427,3 +428,8 @@ class Subserver:
             else:
                 self.statistics.decided(row, row.returned, sequence.leader)
         self.outbox.extend((peer, Report(now_ns, peer_rows)) for peer, peer_rows in reports.items())
+
+
+def _known(message: Open | Resume) -> list[int]:
+    """The tokens that a message brings, with those that are guessed."""
+    return [*message.tokens, *[guess.token for guess in message.guesses]] if message.guesses else message.tokens

@@ -35,6 +35,7 @@ class ModelSequence:
         stalled: it cannot guess the next token, and waits until it writes again.
         guesses: of the leader, to check here.
         explain: whether its decisions are reported.
+        remembers: whether its state is reported where it stays.
         following: whether its guesses are as good as committed up to now, so that further ones count.
     """
 
@@ -56,6 +57,7 @@ class ModelSequence:
         "peer",
         "policy",
         "prompt_tokens",
+        "remembers",
         "request",
         "resident",
         "sampling",
@@ -108,6 +110,7 @@ class ModelSequence:
         self.leader = ""
         self.depth = 0
         self.explain = False
+        self.remembers = False
         self.ahead = False
         self.lefts: deque[bool] = deque()
         self.stalled = False

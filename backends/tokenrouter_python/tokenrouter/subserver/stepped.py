@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 Shares: TypeAlias = tuple[tuple[ModelSequence, int], ...]
 """New tokens per request."""
+_KEEPS = Handoff(keep_token=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,16 @@ class SteppingRunner(Runner[Engine]):
         decision = self._waiting.poll(in_flight=in_flight, now_ns=now_ns)
         if not isinstance(decision, Batch):
             return decision
-        return StepPlan(tuple(self._share_out(decision.keys)), decision.reason, self)
+        return StepPlan(self._share_out(decision.keys), decision.reason, self)
 
-    def _share_out(self, ready: Sequence[ModelSequence]) -> Iterator[tuple[ModelSequence, int]]:
+    def _share_out(self, ready: Sequence[ModelSequence]) -> Shares:
         """New tokens per request under the token budget: decodes first, then extends in the order of arrival."""
+        wanted = [(sequence, sequence.unseen) for sequence in ready]
+        shares = [each for each in wanted if each[1] == 1]
+        if len(shares) < len(wanted):
+            shares += [each for each in wanted if each[1] > 1]
         budget = self.engine.info.max_num_tokens
-        unseen = {sequence: sequence.unseen for sequence in ready}
-        for sequence in sorted(ready, key=lambda sequence: unseen[sequence] > 1):
-            share = min(unseen[sequence], budget)
-            if share == 0:
-                return
-            budget -= share
-            yield sequence, share
+        return tuple(shares if sum([share for _, share in shares]) <= budget else _cut(shares, budget))
 
     def run(self, rows: Shares, reason: Reason) -> tuple[Rows, int]:
         """One step. A failing policy fails only its own requests, a failing engine the requests of this step."""
@@ -156,6 +155,16 @@ class SteppingRunner(Runner[Engine]):
             if row is not None:
                 rows[sequence] = row
         return rows
+
+
+def _cut(shares: Sequence[tuple[ModelSequence, int]], budget: int) -> Iterator[tuple[ModelSequence, int]]:
+    """What of these shares a budget of tokens allows; the first ones get all of theirs."""
+    for sequence, wanted in shares:
+        share = min(wanted, budget)
+        if share == 0:
+            return
+        budget -= share
+        yield sequence, share
 
 
 def _engine_row(sequence: ModelSequence, share: int) -> EngineRow:
@@ -251,12 +260,12 @@ def _row(
     """One request's line of the report; commits the token unless the policy discards it."""
     if sequence.ahead:
         return _guess(sequence, token, target, log_prob, measures)
-    handoff, kept = Handoff(keep_token=True), None
+    handoff, kept = _KEEPS, None
     try:
         if isinstance(target, PolicyFailed):
             raise target
         if target == sequence.model:
-            kept = calls.kept_state(sequence)
+            kept = calls.kept_state(sequence) if sequence.remembers else None
         else:
             handoff = calls.send(sequence, target)
     except PolicyFailed as exc:
@@ -305,7 +314,7 @@ def _guess(
             raise target
         handoff = calls.send(sequence, target) if left else Handoff(keep_token=False)
     except PolicyFailed:
-        handoff = Handoff(keep_token=True)
+        handoff = _KEEPS
     if handoff.keep_token or handoff.state:
         sequence.stalled = True
         return None
