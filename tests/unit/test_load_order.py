@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until
 from tokenrouter.channel.unix import socket_path
 from tokenrouter.triton.load_order import turn_to_load
 
@@ -102,9 +103,9 @@ def test_a_killed_process_holds_nobody_up(models: dict[str, Loader], tmp_path: P
     process = multiprocessing.get_context("spawn").Process(target=_load_for_ever, args=(tmp_path,))
     process.start()
     try:
+        until(socket_path(tmp_path, "large").exists, what="the process loads")
         models["medium"].start()
         assert not models["medium"].begun.wait(1.0)
-        assert socket_path(tmp_path, "large").exists(), "the process did not start in time"
     finally:
         process.kill()
         process.join(BOUND_S)
