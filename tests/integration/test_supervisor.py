@@ -127,7 +127,7 @@ def test_a_hung_loop_is_ended_with_its_stacks_in_the_log(launcher: Supervised) -
 def test_usr1_prints_the_stacks_of_every_process_and_ends_none(launcher: Supervised) -> None:
     pids, seen = launcher.pids(), len(launcher.output())
     launcher.process.send_signal(signal.SIGUSR1)
-    wanted = ("supervisor.py", "loops.py", "responder.py", "publisher.py")
+    wanted = ("supervisor.py", "orchestrating.py", "decoding.py", "responder.py", "publisher.py")
     until(lambda: all(name in launcher.output()[seen:] for name in wanted), what="stacks of launcher and models")
     until(lambda: launcher.output()[seen:].count("pulse.py") >= 5, what="stacks of three models")
     assert launcher.pids() == pids

@@ -7,7 +7,7 @@ from typing import Any
 from tests.support.repositories import emulated_spec, write_emulated
 from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.channel.carrier import Connected, Event, Received
-from tokenrouter.loops import DecodingLoop
+from tokenrouter.loops.decoding import DecodingLoop
 from tokenrouter.messages import (
     Open,
     Outcome,

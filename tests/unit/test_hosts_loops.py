@@ -21,7 +21,8 @@ from tokenrouter.channel.link import Terms
 from tokenrouter.channel.sockets import SocketCarrier
 from tokenrouter.channel.tcp import Network, Service
 from tokenrouter.channel.tls import TlsSettings
-from tokenrouter.loops import DecodingLoop, OrchestratorLoop
+from tokenrouter.loops.decoding import DecodingLoop
+from tokenrouter.loops.orchestrating import OrchestratorLoop
 from tokenrouter.offline import TokenRouter
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestFields

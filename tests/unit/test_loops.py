@@ -24,7 +24,8 @@ from tokenrouter.errors import (
     ProtocolError,
     RequestCancelled,
 )
-from tokenrouter.loops import DecodingLoop, OrchestratorLoop
+from tokenrouter.loops.decoding import DecodingLoop
+from tokenrouter.loops.orchestrating import OrchestratorLoop
 from tokenrouter.messages import InFlight, Open, Outcome, PolicySpec, Report, Sampling, decode_for_orchestrator, encode
 from tokenrouter.offline import TokenRouter
 from tokenrouter.orchestrator.machine import Orchestrator

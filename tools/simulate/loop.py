@@ -3,7 +3,7 @@
 What happens at one instant, in this order: steps end and their reports reach the orchestrator; requests of clients
 arrive; messages are delivered to models that are idle; and only when nobody has anything to say any more, every idle
 model asks its subserver for the next step. So models that complete together complete jointly, as in the Markov model.
-As in `loops.DecodingLoop`, messages that arrive during a step are handled at its end, after the step's own residents.
+As in `loops.decoding`, messages that arrive during a step are handled at its end, after the step's own residents.
 
 Reports take no time; every message of the orchestrator takes the profile's hand-off time, in order.
 """

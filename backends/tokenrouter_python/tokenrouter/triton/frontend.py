@@ -19,7 +19,7 @@ from tokenrouter.assembly import Entry
 from tokenrouter.channel.ends import dialling
 from tokenrouter.channel.unix import runtime_dir
 from tokenrouter.errors import InvalidRequest, RequestCancelled, RouterError, contained
-from tokenrouter.loops import OrchestratorLoop
+from tokenrouter.loops.orchestrating import OrchestratorLoop
 from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tokenrouter.errors import InternalError, InvalidRequest, Overloaded, RouterError, contained
-from tokenrouter.loops import OrchestratorLoop
+from tokenrouter.loops.orchestrating import OrchestratorLoop
 from tokenrouter.timeline.recording import MOST_ENTRIES, VERSION, About, Recording
 from tokenrouter.timeline.steps import StepLog
 from tokenrouter.triton.replies import TritonReply

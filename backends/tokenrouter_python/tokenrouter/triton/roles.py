@@ -20,7 +20,7 @@ from tokenrouter.channel.unix import runtime_dir
 from tokenrouter.config.roles import refuse_instances, role_of
 from tokenrouter.deadline import DeadlineWatch
 from tokenrouter.errors import ConfigError
-from tokenrouter.loops import DecodingLoop
+from tokenrouter.loops.decoding import DecodingLoop
 from tokenrouter.pulse import Pulse, Watchdog
 from tokenrouter.repository import Repository
 from tokenrouter.triton import process

@@ -1,7 +1,4 @@
-"""The two loops that drive the state machines with a carrier and a clock. One thread owns each.
-
-Neither polls: a loop sleeps until a frame, a `wake`, or a deadline of its state machine.
-"""
+"""The loop of the entry model: requests come from other threads, everything else over the carrier."""
 
 from __future__ import annotations
 
@@ -9,173 +6,28 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from tokenrouter.batcher import WaitUntil
 from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event, Received, Unreachable
 from tokenrouter.channel.clocks import from_peer, to_peer
-from tokenrouter.channel.outgoing import encoded, reported, send_all
+from tokenrouter.channel.outgoing import encoded, send_all
 from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError, contained
-from tokenrouter.messages import (
-    Hello,
-    ToSubserver,
-    decode_for_orchestrator,
-    decode_for_subserver,
-    encode,
-)
+from tokenrouter.loops.sleeping import nothing, timeout_s
+from tokenrouter.messages import Hello, ToSubserver, decode_for_orchestrator, encode
 from tokenrouter.orchestrator.errors import stopping
 from tokenrouter.orchestrator.generation import Route
 from tokenrouter.orchestrator.machine import Orchestrator
-from tokenrouter.policies.cache import Loading, attempt
 from tokenrouter.pulse import Pulse
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
 from tokenrouter.timeline.trail import Trail
 
-if TYPE_CHECKING:
-    from tokenrouter.subserver.machine import Loaded, Subserver
-    from tokenrouter.subserver.runner import Plan
-
 log = logging.getLogger(__name__)
 
-# A selector takes no time of more than 2**31 ms. A loop that woke for nothing sleeps again.
-_LONGEST_SLEEP_S = 3600.0
 # For the loop to answer another thread.
 _PATIENCE_S = 30.0
-
-
-def _nothing() -> None:
-    """Default of the hooks below."""
-
-
-def _timeout_s(*times_ns: int | None, now_ns: int) -> float | None:
-    """Seconds until the earliest of these times; None if there is none."""
-    known = [at_ns for at_ns in times_ns if at_ns is not None]
-    return min(max(0.0, (min(known) - now_ns) * 1e-9), _LONGEST_SLEEP_S) if known else None
-
-
-class DecodingLoop:
-    """Drives one subserver: reads messages, runs steps, sends reports.
-
-    Args:
-        build: makes the subserver; called in the loop's own thread, which then owns the engine.
-        carrier: a carrier that listens.
-        changed: called in the loop's thread whenever statistics may have changed; cheap.
-        broke: called in the loop's thread when an exception has ended it, after everything is freed.
-        clock_ns: that of the carrier and of the engine.
-    """
-
-    def __init__(
-        self,
-        build: Callable[[], Subserver],
-        carrier: Carrier,
-        *,
-        changed: Callable[[], None] = _nothing,
-        broke: Callable[[], None] = _nothing,
-        name: str = "decoding",
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._clock_ns = clock_ns
-        self._build = build
-        self._carrier = carrier
-        self._changed = changed
-        self._broke = broke
-        self._inbox: deque[Callable[[int], None]] = deque()
-        self._stopping = False
-        self._built: Future[Subserver] = Future()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> Subserver:
-        """Starts the thread and waits until the engine is loaded; raises whatever loading it raised."""
-        self._thread.start()
-        return self._built.result()
-
-    def stop(self) -> None:
-        """Ends the loop after the current step and frees the engine."""
-        self._stopping = True
-        self._carrier.wake()
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            subserver = self._build()
-            subserver.listen(self._carrier.wake)
-            subserver.load_with(self._load)
-        except BaseException as exc:
-            self._carrier.close()
-            self._built.set_exception(exc)
-            return
-        self._built.set_result(subserver)
-        broke = self._turns(subserver)
-        try:
-            self._carrier.close()
-            subserver.engine.shutdown()
-        finally:
-            if broke:
-                self._broke()
-
-    def _turns(self, subserver: Subserver) -> bool:
-        """Until the loop is to stop. Returns whether an exception ended it."""
-        try:
-            while not self._stopping:
-                self._turn(subserver)
-        except BaseException:
-            log.exception("the decoding loop of %s ended", subserver.name)
-            return True
-        return False
-
-    def _load(self, loading: Loading, loaded: Loaded) -> None:
-        """Loads a policy in a thread of its own, since others decode meanwhile."""
-
-        def load() -> None:
-            outcome = attempt(loading)
-            self._inbox.append(partial(loaded, outcome))
-            self._carrier.wake()
-
-        threading.Thread(target=load, name="load-policy", daemon=True).start()
-
-    def _turn(self, subserver: Subserver) -> None:
-        now_ns = self._clock_ns()
-        plan = subserver.poll(now_ns=now_ns)
-        # Work is at hand, or a time is known, or only a message or the engine's news will wake this thread.
-        look_ns = plan.at_ns if isinstance(plan, WaitUntil) else None if plan is None else now_ns
-        events = self._carrier.poll(_timeout_s(look_ns, now_ns=now_ns))
-        with subserver.pulse.working():
-            self._work(subserver, events, plan)
-        self._changed()
-
-    def _work(self, subserver: Subserver, events: Sequence[Event], plan: Plan | WaitUntil | None) -> None:
-        now_ns = self._clock_ns()
-        changed = bool(events)
-        for event in events:
-            self._handle(subserver, event, now_ns)
-        while self._inbox:
-            self._inbox.popleft()(now_ns)
-            changed = True
-        if changed or plan is None or isinstance(plan, WaitUntil):
-            plan = subserver.poll(now_ns=now_ns)
-        if plan is not None and not isinstance(plan, WaitUntil):
-            subserver.run_step(plan)
-        rows = [(peer, payload) for peer, message in subserver.outbox for payload in reported(message)]
-        send_all(self._carrier, rows)
-        subserver.outbox.clear()
-
-    def _handle(self, subserver: Subserver, event: Event, now_ns: int) -> None:
-        if isinstance(event, Disconnected):
-            subserver.disconnected(event.peer)
-        elif isinstance(event, Received):
-            try:
-                subserver.handle(event.peer, decode_for_subserver(event.payload), now_ns=now_ns)
-            except ProtocolError as exc:
-                log.error("%s drops a peer: %s", subserver.name, exc)
-                self._carrier.drop(event.peer, str(exc))
-            except BaseException:
-                # Only the peer that sent it pays; it comes back and sends everything again.
-                log.exception("%s drops a peer", subserver.name)
-                self._carrier.drop(event.peer, "one of its messages broke this model's loop")
 
 
 class Reply(Protocol):
@@ -206,8 +58,8 @@ class OrchestratorLoop:
         carrier: Carrier,
         *,
         hello: Hello,
-        changed: Callable[[], None] = _nothing,
-        broke: Callable[[], None] = _nothing,
+        changed: Callable[[], None] = nothing,
+        broke: Callable[[], None] = nothing,
     ) -> None:
         self.pulse = Pulse()
         self._broke = broke
@@ -294,7 +146,7 @@ class OrchestratorLoop:
     def _turn(self) -> None:
         now_ns = time.monotonic_ns()
         deadline_ns = self._orchestrator.next_deadline_ns()
-        events = self._carrier.poll(_timeout_s(deadline_ns, now_ns=now_ns))
+        events = self._carrier.poll(timeout_s(deadline_ns, now_ns=now_ns))
         with self.pulse.working():
             self._work(events, deadline_ns)
         self._changed()
