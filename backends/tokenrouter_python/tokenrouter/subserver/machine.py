@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -40,14 +39,11 @@ from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import KvEngine
 from tokenrouter.errors import ConfigError, ProtocolError, RouterError, contained
 from tokenrouter.messages import (
-    OLDEST_VERSION,
-    PROTOCOL_VERSION,
     Close,
     Fate,
     Guesses,
     Hello,
     InFlight,
-    ModelInfo,
     Open,
     Outcome,
     PolicySpec,
@@ -57,11 +53,11 @@ from tokenrouter.messages import (
     Settled,
     ToOrchestrator,
     ToSubserver,
-    check_version,
 )
 from tokenrouter.policies import PolicyCache, calls
 from tokenrouter.policies.base import Policy, PolicyContext
 from tokenrouter.policies.cache import MAX_BYTES, Loading, attempt
+from tokenrouter.subserver.peers import Peer, Reception
 from tokenrouter.subserver.runner import Plan, Runner, failed
 from tokenrouter.subserver.sequence import ModelSequence
 from tokenrouter.timeline.steps import StepLog
@@ -72,17 +68,6 @@ AboutOne: TypeAlias = Open | Resume | Guesses | Settled
 Loaded: TypeAlias = Callable[["Policy | Exception", int], None]
 Loader: TypeAlias = Callable[[Loading, Loaded], None]
 """Attempts a loading, in any thread, then tells what came of it, and when, in the machine's own thread."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A connected orchestrator, with its sequences by request."""
-
-    name: str
-    share: str
-    models: tuple[str, ...]
-    in_flight: int = 0
-    sequences: dict[int, ModelSequence] = field(default_factory=dict)
 
 
 class Subserver:
@@ -125,14 +110,13 @@ class Subserver:
         self.pulse = runner.pulse
         self.outbox: list[tuple[int, ToOrchestrator]] = []
         self._runner = runner
-        self._shares = shares
-        self._orchestrators = orchestrators
+        self._reception = Reception(name, self.model, shares=shares, orchestrators=orchestrators)
         self._context = context
         self._policy_cache_bytes = policy_cache_bytes
         self._policies: dict[tuple[str, ...], PolicyCache] = {}
         self._loader: Loader | None = None
         self._awaiting: dict[tuple[tuple[str, ...], PolicySpec], list[tuple[int, Open]]] = {}
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
 
     # --- messages -----------------------------------------------------------------------------------------------
 
@@ -161,7 +145,7 @@ class Subserver:
         """The threshold now in force, B of `in_flight`."""
         return self._runner.threshold(self.in_flight)
 
-    def _all_peers(self) -> list[_Peer]:
+    def _all_peers(self) -> list[Peer]:
         """A copy, because the thread that publishes metrics asks while peers come and go."""
         return list(self._peers.values())
 
@@ -214,40 +198,10 @@ class Subserver:
                 self._runner.release(sequence)
 
     def _greet(self, peer: int, hello: Hello, now_ns: int) -> None:
-        check_version(hello.peer, hello.version, hello.oldest)
-        if peer in self._peers:
-            raise ProtocolError(f"{hello.peer} sent Hello twice")
-        if hello.share not in self._shares:
-            raise ProtocolError(f"{hello.peer} asks for the unknown KV share {hello.share!r}")
-        if self.model not in hello.models:
-            raise ProtocolError(f"{hello.peer} does not list this model, {self.model}, among {hello.models}")
-        self._check_room(hello)
-        self._peers[peer] = _Peer(hello.peer, hello.share, hello.models)
+        self._peers[peer] = self._reception.admit(peer, hello, self._peers)
         self._prepare(hello, now_ns)
-        info = self.engine.info
-        greeting = ModelInfo(
-            # A peer from before `oldest` takes no version but its own.
-            version=PROTOCOL_VERSION if hello.oldest else hello.version,
-            model=self.name,
-            engine=info.name,
-            emulated=info.emulated,
-            vocab_size=info.vocab_size,
-            max_context=info.max_context,
-            block_tokens=info.block_tokens,
-            kv_blocks=self._shares[hello.share],
-            speculates=self._runner.speculates,
-            oldest=OLDEST_VERSION,
-        )
+        greeting = self._reception.greeting(hello, self.engine.info, speculates=self._runner.speculates)
         self.outbox.append((peer, greeting))
-
-    def _check_room(self, hello: Hello) -> None:
-        """One more would take KV that was promised to others."""
-        same = sum((peer.name, peer.share) == (hello.peer, hello.share) for peer in self._peers.values())
-        if self._orchestrators and hello.share != "direct" and same >= self._orchestrators:
-            raise ProtocolError(
-                f"{same} of entry model {hello.peer!r} are connected to {self.name} already and share its KV; for more "
-                "raise entry.routed_orchestrators and build the repository again"
-            )
 
     def _prepare(self, hello: Hello, now_ns: int) -> None:
         """Loads what the deployment's policy needs here, so that the first request does not wait for it."""
