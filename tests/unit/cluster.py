@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
-from tests.support.repositories import END_ID, VOCAB_SIZE, byte_tokenizer
+from tests.support.repositories import END_ID
+from tests.unit.emulated_requests import MS, TOKENIZER, expected_tokens
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
@@ -25,9 +25,9 @@ from tokenrouter.messages import (
     PROTOCOL_VERSION,
     Close,
     Hello,
+    ModelInfo,
     PolicySpec,
     Resume,
-    Sampling,
     decode_for_orchestrator,
     decode_for_subserver,
     encode,
@@ -40,46 +40,13 @@ from tokenrouter.response import Result, Update
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import SteppingRunner, StepPlan
 
-MS = 1_000_000
-TOKENIZER = byte_tokenizer()
-PROMPT = [10, 20, 30, 40, 50, 60]
+NAMES = {2: ("small", "large"), 3: ("small", "middle", "large")}
 
 
-def spec(name: str, **params: Any) -> PolicySpec:
-    """A policy and its parameters."""
-    return PolicySpec(name, msgspec.json.encode(params).decode())
-
-
-def request(
-    prompt: Sequence[int],
-    *,
-    max_tokens: int = 8,
-    policy: PolicySpec | None = None,
-    stop_words: tuple[str, ...] = (),
-    stream: bool = False,
-    timeout_ns: int | None = None,
-    priority: int = 0,
-    speculation: bool | None = None,
-    **sampling: Any,
-) -> GenerationRequest:
-    """A request; by default greedy and ended by the end token."""
-    sampling.setdefault("end_ids", (END_ID,))
-    return GenerationRequest(
-        prompt=TOKENIZER.decode(list(prompt)),
-        tokens=list(prompt),
-        sampling=Sampling(max_tokens=max_tokens, **sampling),
-        stop_words=stop_words,
-        policy=policy or spec("scripted", writers=[0, 1]),
-        stream=stream,
-        timeout_ns=timeout_ns,
-        priority=priority,
-        speculation=speculation,
-    )
-
-
-def expected_tokens(prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """What the emulated engine answers, whoever writes: the prompt and the end token, cut to `max_tokens`."""
-    return [*prompt, END_ID][:max_tokens]
+def model_info(name: str, **facts: Any) -> ModelInfo:
+    """What a model says of itself."""
+    known = {"version": PROTOCOL_VERSION, "model": name, "engine": "x", "emulated": True, "vocab_size": 300}
+    return ModelInfo(**{**known, "max_context": 100, "block_tokens": 4, "kv_blocks": 100, **facts})
 
 
 @dataclass
@@ -388,22 +355,3 @@ class Cluster:
                 assert leased == 0, f"{name} still leases {leased} blocks"
                 assert subserver.open_sequences == subserver.residents == 0, f"{name} still holds sequences"
                 assert subserver.in_flight == 0, f"{name} believes that {subserver.in_flight} are in flight"
-
-
-def writers(result: Result) -> list[str]:
-    """Who wrote each token."""
-    return [run.model for run in result.runs for _ in range(run.start, run.end)]
-
-
-__all__ = [
-    "END_ID",
-    "MS",
-    "PROMPT",
-    "TOKENIZER",
-    "VOCAB_SIZE",
-    "Cluster",
-    "expected_tokens",
-    "request",
-    "spec",
-    "writers",
-]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.unit.loops_server import Server
 
 # Properties try the same examples in every run, so that a test fails because of a change and not by chance.
 settings.register_profile("repeatable", derandomize=True)
@@ -40,3 +45,12 @@ def one_thread() -> Iterator[None]:
 def routers(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder for router files."""
     return str(tmp_path_factory.mktemp("routers"))
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Makes deployments of loops in this process, which end with the test."""
+    from tests.unit.loops_server import running  # much, which other tests need not wait for
+
+    with running(tmp_path) as start:
+        yield start

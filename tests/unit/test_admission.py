@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.cluster import END_ID, MS, PROMPT, TOKENIZER, VOCAB_SIZE, Cluster, request, spec
+from tests.support.repositories import END_ID, VOCAB_SIZE
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import MS, PROMPT, TOKENIZER, request, spec
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, Overloaded, PromptTooLong
 from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo

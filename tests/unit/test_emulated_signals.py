@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from perf.emulated.signals import ROUTED_BY_FILE, router_file, signal_options, write_router
-from tests.unit.cluster import END_ID, VOCAB_SIZE, Cluster, expected_tokens, request, spec, writers
+from tests.support.repositories import END_ID, VOCAB_SIZE
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import expected_tokens, request, spec, writers
 from tests.unit.policy_harness import FakeRow
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine

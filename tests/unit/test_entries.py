@@ -7,7 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.cluster import END_ID, MS, TOKENIZER, expected_tokens, request, spec
+from tests.support.repositories import END_ID
+from tests.unit.emulated_requests import MS, TOKENIZER, expected_tokens, request, spec
 from tokenrouter.batcher import Batching
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy

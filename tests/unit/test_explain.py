@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from tests.support.commands import run
 from tests.support.repositories import emulated_spec, write_emulated
-from tests.unit.cluster import Cluster, request, spec, writers
-from tests.unit.test_speculation import POLICIES, SAMPLING, WORLDS, World, asked, told
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import request, spec, writers
+from tests.unit.speculation_worlds import POLICIES, SAMPLING, WORLDS, World, asked, told
 from tokenrouter.cli import app
 from tokenrouter.engines.emulated.signals import SignalsConfig
 from tokenrouter.errors import InvalidRequest

@@ -13,7 +13,7 @@ import pytest
 from tests.support.channel import PATIENCE_S
 from tests.support.repositories import emulated_spec, write_emulated
 from tests.support.waiting import until
-from tests.unit.test_loops import Collected
+from tests.unit.loops_server import Collected
 from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.channel import ends
 from tokenrouter.channel.address import Address

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster import MS, PROMPT, Cluster, expected_tokens, request, spec
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import MS, PROMPT, expected_tokens, request, spec
 from tokenrouter.errors import InternalError
 from tokenrouter.orchestrator.generation import Generation
 from tokenrouter.orchestrator.transcript import Transcript

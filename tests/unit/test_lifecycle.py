@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cluster import MS, Cluster, request, spec
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import MS, request, spec
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import InternalError, PolicyFailed, PromptTooLong
 from tokenrouter.messages import Outcome

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster import Cluster, request, spec
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import request, spec
 from tokenrouter.errors import Overloaded, RouterError
 
 Series = dict[tuple[str, str, str], float]

@@ -6,7 +6,9 @@ from random import Random
 
 import pytest
 
-from tests.unit.cluster import END_ID, PROMPT, Cluster, request, spec
+from tests.support.repositories import END_ID
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import PROMPT, request, spec
 from tokenrouter.errors import PolicyFailed, RouterError
 from tokenrouter.messages import PolicySpec
 

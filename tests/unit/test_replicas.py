@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.cluster import MS, PROMPT, Cluster, expected_tokens, request, spec, writers
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import MS, PROMPT, expected_tokens, request, spec, writers
 from tokenrouter.batcher import Batching
 from tokenrouter.errors import ModelUnavailable
 from tokenrouter.messages import Open

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.cluster import VOCAB_SIZE
+from tests.support.repositories import VOCAB_SIZE
 from tokenrouter.engines.base import EngineRow
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine
 from tokenrouter.step_time import step_time_ms

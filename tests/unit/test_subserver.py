@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster import END_ID, MS, Cluster, expected_tokens, request, spec
+from tests.support.repositories import END_ID
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import MS, expected_tokens, request, spec
 from tokenrouter.batcher import Batching, Reason, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.errors import ConfigError, EngineFailed, PolicyFailed, ProtocolError

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.support.chrome_trace import checked
 from tests.support.commands import run
-from tests.unit.cluster import MS, Cluster, request, spec
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import MS, request, spec
 from tokenrouter.batcher import Batching
 from tokenrouter.cli import app
 from tokenrouter.errors import InvalidRequest, Overloaded, ProtocolError

@@ -13,7 +13,8 @@ from perf.emulated.deployment import EmulatedDeployment
 from perf.emulated.routing import policy_params, routed
 from perf.emulated.signals import ROUTED_BY_SIGNALS
 from perf.traces.trace import Trace, agreement, from_routing, moves, read_traces, traced, write_traces
-from tests.unit.cluster import Cluster, request, spec
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import request, spec
 from tests.unit.policy_harness import make
 from tests.unit.test_emulated_signals import responses, router_policy
 from tokenrouter.errors import InvalidRequest

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.cluster import TOKENIZER, Cluster, request, writers
+from tests.unit.cluster import Cluster
+from tests.unit.emulated_requests import TOKENIZER, request, writers
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.response import Update
 
