@@ -11,7 +11,6 @@ import msgspec
 from perf.fuzz.values import NUMBERS, damaged, nested, odd_value
 from tokenrouter.channel.framing import MAX_FRAME, frame
 from tokenrouter.messages import (
-    PROTOCOL_VERSION,
     Close,
     Hello,
     InFlight,
@@ -26,6 +25,7 @@ from tokenrouter.messages import (
     Sampling,
     encode,
 )
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 
 _POLICY = PolicySpec("single", '{"model": "small"}')
 HELLO = Hello(PROTOCOL_VERSION, "stranger", "routed", ("small", "large"), _POLICY)

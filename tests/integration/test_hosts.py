@@ -22,8 +22,9 @@ from tests.support.hosts import Hosts, connected, trial_keys, two_hosts
 from tests.support.waiting import PATIENCE_S, until, wait_idle
 from tokenrouter.channel.sockets import SocketCarrier
 from tokenrouter.channel.tcp import Network
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, ModelInfo, PolicySpec, decode_for_orchestrator, encode
+from tokenrouter.messages import Hello, ModelInfo, PolicySpec, decode_for_orchestrator, encode
 from tokenrouter.metrics_page import scrape
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.repository import Repository
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.server import TritonServer

@@ -22,7 +22,6 @@ from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, 
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.errors import ProtocolError, RequestCancelled, RouterError
 from tokenrouter.messages import (
-    PROTOCOL_VERSION,
     Close,
     Hello,
     ModelInfo,
@@ -34,6 +33,7 @@ from tokenrouter.messages import (
 )
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.replicas import replica_names
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result, Update

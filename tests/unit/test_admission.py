@@ -14,11 +14,12 @@ from tests.unit.cluster import Cluster
 from tests.unit.emulated_requests import MS, PROMPT, TOKENIZER, request, spec
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import DeadlineExceeded, InvalidRequest, ModelUnavailable, Overloaded, PromptTooLong
-from tokenrouter.messages import PROTOCOL_VERSION, ModelInfo
+from tokenrouter.messages import ModelInfo
 from tokenrouter.orchestrator.admission import Admission
 from tokenrouter.orchestrator.generation import Generation
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies.base import Policy, PolicyContext, PolicyParams
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 
 
 def model_info(name: str, block_tokens: int, kv_blocks: int) -> ModelInfo:

@@ -13,7 +13,8 @@ import yaml
 from tests.support.repositories import emulated_spec, write_emulated
 from tokenrouter.assembly import build_subserver
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.messages import Hello, PolicySpec
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.repository import Repository
 from tokenrouter.triton.tensors import (
     ENTRY_INPUTS,

@@ -12,9 +12,10 @@ from tests.unit.emulated_requests import MS, TOKENIZER, expected_tokens, request
 from tokenrouter.batcher import Batching
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.messages import Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.response import Update
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.stepped import SteppingRunner, StepPlan

@@ -22,8 +22,9 @@ from tests.unit.speculation_worlds import POLICIES, SAMPLING, WORLDS, World, ask
 from tokenrouter.cli import app
 from tokenrouter.engines.emulated.signals import SignalsConfig
 from tokenrouter.errors import InvalidRequest
-from tokenrouter.messages import PROTOCOL_VERSION, Decision, ModelInfo
+from tokenrouter.messages import Decision, ModelInfo
 from tokenrouter.policies.base import Policy
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.response import Result
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -23,16 +23,8 @@ from tokenrouter.channel.framing import frame
 from tokenrouter.channel.link import MARK, Link, Refused, Terms, refusal, refused
 from tokenrouter.channel.remote import Plain, Remote
 from tokenrouter.errors import ProtocolError
-from tokenrouter.messages import (
-    OLDEST_VERSION,
-    PROTOCOL_VERSION,
-    Close,
-    Open,
-    PolicySpec,
-    Report,
-    Sampling,
-    check_version,
-)
+from tokenrouter.messages import Close, Open, PolicySpec, Report, Sampling
+from tokenrouter.protocol_version import OLDEST_VERSION, PROTOCOL_VERSION, check_version
 
 S = 10**9
 ODD = st.recursive(

@@ -11,7 +11,8 @@ from tests.unit.cluster import NAMES, Cluster, model_info
 from tests.unit.emulated_requests import MS, PROMPT, expected_tokens, request, spec, writers
 from tokenrouter.batcher import Batching
 from tokenrouter.errors import ConfigError, ModelUnavailable, ProtocolError, RequestCancelled
-from tokenrouter.messages import PROTOCOL_VERSION, Outcome, PolicySpec, Report, ReportRow
+from tokenrouter.messages import Outcome, PolicySpec, Report, ReportRow
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.rng import Stream, draw
 
 ROUTINGS = [

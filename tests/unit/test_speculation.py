@@ -18,7 +18,8 @@ from tests.unit.speculation_worlds import MODELS, POLICIES, PROMPTS, SAMPLING, W
 from tests.unit.test_subserver import Elsewhere, FailsOnce
 from tokenrouter.engines.emulated.signals import SignalsConfig
 from tokenrouter.errors import ConfigError, InvalidRequest
-from tokenrouter.messages import PROTOCOL_VERSION, Close, Guess, Guesses, ModelInfo, PolicySpec
+from tokenrouter.messages import Close, Guess, Guesses, ModelInfo, PolicySpec
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Result
 from tokenrouter.speculation import Agreement, Speculation

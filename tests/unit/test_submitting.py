@@ -10,20 +10,9 @@ import pytest
 from tokenrouter.batcher import Batching, WaitUntil
 from tokenrouter.engines.base import EngineInfo, EngineStep, VisitNews
 from tokenrouter.errors import EngineFailed, InvalidRequest
-from tokenrouter.messages import (
-    PROTOCOL_VERSION,
-    Close,
-    Hello,
-    InFlight,
-    Open,
-    Outcome,
-    PolicySpec,
-    Report,
-    ReportRow,
-    Resume,
-    Sampling,
-)
+from tokenrouter.messages import Close, Hello, InFlight, Open, Outcome, PolicySpec, Report, ReportRow, Resume, Sampling
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.statistics import CacheStatistics
 from tokenrouter.subserver.machine import Subserver
 from tokenrouter.subserver.sequence import ModelSequence

@@ -11,19 +11,10 @@ from tests.unit.emulated_requests import MS, expected_tokens, request, spec
 from tokenrouter.batcher import Batching, Reason, WaitUntil
 from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.errors import ConfigError, EngineFailed, PolicyFailed, ProtocolError
-from tokenrouter.messages import (
-    PROTOCOL_VERSION,
-    Hello,
-    InFlight,
-    Open,
-    Outcome,
-    PolicySpec,
-    Report,
-    Resume,
-    Sampling,
-)
+from tokenrouter.messages import Hello, InFlight, Open, Outcome, PolicySpec, Report, Resume, Sampling
 from tokenrouter.policies.base import Destinations, Handoff, Policy, PolicyContext, RouteBatch, Row, Visit
 from tokenrouter.policies.cache import Loading, attempt
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.subserver import machine
 from tokenrouter.subserver.machine import Loaded, Subserver
 from tokenrouter.subserver.stepped import SteppingRunner

@@ -33,7 +33,7 @@ from tokenrouter.channel.address import Address
 from tokenrouter.channel.tcp import Network, Service
 from tokenrouter.channel.tls import CERTIFICATE, Certificates
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import OLDEST_VERSION, PROTOCOL_VERSION
+from tokenrouter.protocol_version import OLDEST_VERSION, PROTOCOL_VERSION
 from tools import certificates as command
 
 HOUR_NS = 3600 * 10**9

@@ -11,10 +11,11 @@ from tokenizers.models import WordLevel
 
 from tokenrouter.batcher import Batching
 from tokenrouter.entry_queue import EntryQueuePolicy
-from tokenrouter.messages import PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.messages import Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
+from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.replicas import replica_names
 from tokenrouter.speculation import Speculation
 from tokenrouter.subserver.machine import Subserver

@@ -17,11 +17,12 @@ from tokenrouter.config.subserver import SubserverConfig
 from tokenrouter.engines import load_engine, load_tensorrt_llm
 from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError
-from tokenrouter.messages import OLDEST_VERSION, PROTOCOL_VERSION, Hello, PolicySpec
+from tokenrouter.messages import Hello, PolicySpec
 from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.cache import attempt
+from tokenrouter.protocol_version import OLDEST_VERSION, PROTOCOL_VERSION
 from tokenrouter.repository import Repository
 from tokenrouter.request import RequestBuilder
 from tokenrouter.vocabulary import check_same_tokenizer, common_size

@@ -12,7 +12,8 @@ import msgspec
 
 from tokenrouter.channel.clocks import Offset
 from tokenrouter.errors import ProtocolError
-from tokenrouter.messages import OLDEST_VERSION, PROTOCOL_VERSION, Natural, check_version
+from tokenrouter.messages import Natural
+from tokenrouter.protocol_version import OLDEST_VERSION, PROTOCOL_VERSION, check_version
 
 MARK = b"\xc1"
 """The one byte that msgpack never uses."""

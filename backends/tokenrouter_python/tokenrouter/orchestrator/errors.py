@@ -11,8 +11,9 @@ from tokenrouter.errors import (
     PolicyFailed,
     RouterError,
 )
-from tokenrouter.messages import ModelInfo, check_version
+from tokenrouter.messages import ModelInfo
 from tokenrouter.orchestrator.generation import Generation
+from tokenrouter.protocol_version import check_version
 
 
 def too_late(generation: Generation, now_ns: int, limit_ns: int) -> DeadlineExceeded:

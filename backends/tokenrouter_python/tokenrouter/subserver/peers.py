@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from tokenrouter.engines.base import EngineInfo
 from tokenrouter.errors import ProtocolError
-from tokenrouter.messages import OLDEST_VERSION, PROTOCOL_VERSION, Hello, ModelInfo, check_version
+from tokenrouter.messages import Hello, ModelInfo
+from tokenrouter.protocol_version import OLDEST_VERSION, PROTOCOL_VERSION, check_version
 from tokenrouter.subserver.sequence import ModelSequence
 
 
