@@ -31,7 +31,8 @@ from tokenrouter.messages import (
     decode_for_subserver,
     encode,
 )
-from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
+from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.orchestrator.settings import OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
 from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.replicas import replica_names

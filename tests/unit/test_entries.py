@@ -13,7 +13,8 @@ from tokenrouter.batcher import Batching
 from tokenrouter.engines.emulated.engine import EmulatedConfig, EmulatedEngine, KvConfig
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.messages import Hello, PolicySpec
-from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
+from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.orchestrator.settings import OrchestratorSettings
 from tokenrouter.policies import PolicyCache, PolicyContext
 from tokenrouter.protocol_version import PROTOCOL_VERSION
 from tokenrouter.response import Update

@@ -12,7 +12,8 @@ from tokenizers.models import WordLevel
 from tokenrouter.batcher import Batching
 from tokenrouter.entry_queue import EntryQueuePolicy
 from tokenrouter.messages import Hello, PolicySpec
-from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
+from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.orchestrator.settings import OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.protocol_version import PROTOCOL_VERSION

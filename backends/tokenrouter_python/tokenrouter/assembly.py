@@ -18,7 +18,8 @@ from tokenrouter.engines import load_engine, load_tensorrt_llm
 from tokenrouter.engines.base import KvEngine, Placement
 from tokenrouter.errors import ConfigError
 from tokenrouter.messages import Hello, PolicySpec
-from tokenrouter.orchestrator.machine import Orchestrator, OrchestratorSettings
+from tokenrouter.orchestrator.machine import Orchestrator
+from tokenrouter.orchestrator.settings import OrchestratorSettings
 from tokenrouter.policies import PolicyCache
 from tokenrouter.policies.base import PolicyContext
 from tokenrouter.policies.cache import attempt

@@ -93,6 +93,13 @@ LIFECYCLE: Final[Mapping[State, Mapping[AnyEvent, State]]] = {
     State.OVER: {},
 }
 
+# How a response ended, as clients are told; every other end is an error.
+FINISH_REASONS: Final[Mapping[AnyEvent, str]] = {
+    Outcome.STOP: "stop",
+    Outcome.LENGTH: "length",
+    Event.TIMED_OUT: "timeout",
+}
+
 
 def after(state: State, event: AnyEvent) -> State:
     """The state that an event leads to.

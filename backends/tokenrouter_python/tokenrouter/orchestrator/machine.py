@@ -6,7 +6,8 @@ the outbox first: hand-offs are urgent, and tokens become text only when updates
 
 Who owns what, and so where to look: `lifecycle` what can happen to a request (a table), `admission` who waits and who
 may run, `transcript` what was written, `generation` one request with its way through the models. Here they meet: what
-comes in becomes events, events become messages and updates.
+comes in becomes events, events become messages and updates. What is done with one request is below: `visiting` brings
+it to its models and ends it, `speculating` deals with its guesses.
 
 One request, prompt [5, 6], under a policy that leaves the small model once:
 
@@ -29,23 +30,10 @@ again, and nothing is lost. Every visit has a number; what is said about an old 
 
 from __future__ import annotations
 
-import logging
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from tokenizers import Tokenizer
 
-from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
-from tokenrouter.errors import (
-    InternalError,
-    RequestCancelled,
-    RouterError,
-    assert_never,
-    contained,
-)
+from tokenrouter.errors import RequestCancelled, RouterError, assert_never
 from tokenrouter.messages import (
-    Close,
     Decision,
     InFlight,
     ModelInfo,
@@ -58,54 +46,15 @@ from tokenrouter.messages import (
     ToSubserver,
 )
 from tokenrouter.orchestrator import errors
-from tokenrouter.orchestrator.admission import Admission
-from tokenrouter.orchestrator.alarms import Alarms
-from tokenrouter.orchestrator.generation import Ahead, Generation, Route, find_route
-from tokenrouter.orchestrator.lifecycle import AnyEvent, Event, State
-from tokenrouter.orchestrator.speculating import Eligibility, Speculating
-from tokenrouter.orchestrator.trails import Trails
+from tokenrouter.orchestrator.generation import Generation, Route, find_route
+from tokenrouter.orchestrator.lifecycle import FINISH_REASONS, Event, State
+from tokenrouter.orchestrator.settings import OrchestratorSettings
+from tokenrouter.orchestrator.speculating import Speculating
 from tokenrouter.orchestrator.transcript import Transcript
 from tokenrouter.policies import PolicyCache
 from tokenrouter.request import GenerationRequest
 from tokenrouter.response import Update
-from tokenrouter.speculation import Speculation
-from tokenrouter.statistics import OrchestratorStatistics
 from tokenrouter.timeline.trail import Trail
-
-log = logging.getLogger(__name__)
-
-# How a response ended, as clients are told; every other end is an error.
-FINISH_REASONS: dict[AnyEvent, str] = {Outcome.STOP: "stop", Outcome.LENGTH: "length", Event.TIMED_OUT: "timeout"}
-
-
-@dataclass(frozen=True)
-class OrchestratorSettings:
-    """Settings of one orchestrator.
-
-    Attributes:
-        models: names of the deployment's models, small first.
-        max_inflight: most requests that run at once; the others wait.
-        connect_timeout_ns: how long a request waits for a model that is not connected.
-        queue: the queue in front.
-        priorities: of the queue.
-        max_request_ns: a request ends so long after its arrival, waiting or running; 0 = no limit.
-        speculation: whether and how far small models go ahead; None = only for requests that ask for it.
-        replicas: names by model; a model that is left out is its own only one.
-    """
-
-    models: tuple[str, ...]
-    max_inflight: int
-    connect_timeout_ns: int
-    queue: EntryQueuePolicy
-    priorities: Priorities = field(default_factory=Priorities)
-    max_request_ns: int = 0
-    speculation: Speculation | None = None
-    replicas: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def all_replicas(self) -> dict[str, tuple[str, ...]]:
-        """Names by model, of every model."""
-        return {model: self.replicas.get(model, (model,)) for model in self.models}
 
 
 class Orchestrator(Speculating):
@@ -118,32 +67,11 @@ class Orchestrator(Speculating):
     """
 
     def __init__(self, settings: OrchestratorSettings, *, tokenizer: Tokenizer, policies: PolicyCache) -> None:
-        self.settings = settings
-        self.statistics = OrchestratorStatistics()
-        self.speculation = Eligibility(settings.speculation)
-        self.trails = Trails()
-        self.outbox: list[tuple[str, ToSubserver]] = []
+        super().__init__(settings)
         self._tokenizer = tokenizer
         self._policies = policies
-        self._admission = Admission(
-            settings.all_replicas,
-            max_inflight=settings.max_inflight,
-            connect_timeout_ns=settings.connect_timeout_ns,
-            queue=settings.queue,
-            priorities=settings.priorities,
-        )
-        self._replicas = self._admission.replicas
-        self._generations: dict[int, Generation] = {}
-        # Those whose next model is not there, or full without the replica that was lost; the first of them goes first.
-        self._stranded: dict[int, Generation] = {}
-        self._updates: list[Update] = []
-        self._unwritten: list[Generation] = []
-        # Connected replicas, with the number in flight that each was told last.
-        self._connected: dict[str, int] = {}
-        self._alarms = Alarms()
         self._stop_ns: int | None = None
         self._next_key = 1
-        self._now_ns = 0
 
     # --- what the shell asks --------------------------------------------------------------------------------------
 
@@ -372,6 +300,11 @@ class Orchestrator(Speculating):
         """Why a replica is not connected, for requests that give up waiting for its model."""
         self._replicas.unreachable(replica, why)
 
+    def undeliverable(self, message: ToSubserver, error: RouterError) -> None:
+        """A message of `outbox` cannot travel: the request that it is about ends."""
+        if isinstance(message, Open | Resume) and (generation := self._generations.get(message.request)):
+            self._fail(generation, Event.BROKE, error)
+
     # --- who is followed ------------------------------------------------------------------------------------------
 
     def record(self, most: int | None, *, now_ns: int) -> None:
@@ -407,23 +340,6 @@ class Orchestrator(Speculating):
             number = self._replicas.pinned(replica)
             if self._connected.get(replica, number) != number:
                 self._send_to(replica, InFlight(number))
-
-    def _resettle(self, now_ns: int) -> bool:
-        """Those stranded go on if their replica is back, or another one has room, the first of them first.
-
-        Returns whether one still waits for room; nobody starts meanwhile, or it might wait for ever.
-        """
-        waits = False
-        for generation in list(self._stranded.values()):
-            model = generation.visits.at
-            if self._has_place(generation, model):
-                try:
-                    self._revisit(generation, Event.CONNECTED, now_ns)
-                except BaseException as exc:
-                    self._break(generation, exc)
-            else:
-                waits |= self._replicas.fits(model, generation.kv_tokens)
-        return waits
 
     def _start(self, generation: Generation, now_ns: int) -> None:
         self.statistics.queue_wait.observe((now_ns - generation.arrived_ns) * 1e-9)
@@ -479,116 +395,3 @@ class Orchestrator(Speculating):
             generation.compared(visits.discarded == update.tokens[0], self.agreement(generation))
             visits.discarded = None
         return update
-
-    def _relay(self, generation: Generation, row: ReportRow, left_ns: int, now_ns: int) -> None:
-        """A hand-off: the target is sent what it has not seen."""
-        visits = generation.visits
-        visits.fruitless += 1
-        if error := generation.misrouted(row.target):
-            self._fail(generation, Outcome.FAILED, error)
-            return
-        generation.happens(Outcome.LEAVE)
-        source = visits.at
-        visits.seen[source] = len(generation.transcript.tokens)
-        visits.carried = row.state
-        generation.hand_off(self.statistics)
-        if row.guesses and visits.depth:
-            generation.ahead = Ahead(source, row.visit, visits.seen[source] + len(row.guesses), deque(row.guesses))
-        else:
-            visits.discarded = row.guesses[0].token if row.guesses else None
-        self._visit(generation, row.target, now_ns, source=source, left_ns=left_ns)
-
-    def _visit(self, generation: Generation, model: str, now_ns: int, *, source: str = "", left_ns: int = 0) -> None:
-        """A request goes to a model, or waits for it."""
-        if model == generation.policy.models[0]:
-            generation.visits.depth = self.speculation.depth(generation)
-        if self._has_place(generation, model):
-            number = self._in_flight_at(generation, model)
-            self._send(generation, model, generation.visit(model, in_flight=number, source=source, left_ns=left_ns))
-            if generation.follower is not None:
-                self.trails.visited(generation, generation.follower, now_ns, source=source, left_ns=left_ns)
-        else:
-            generation.visits.at = model
-            self._strand(generation, now_ns)
-            self._alarms.add(now_ns + self.settings.connect_timeout_ns, generation.key)
-
-    def _has_place(self, generation: Generation, model: str) -> bool:
-        """Whether its replica of the model is there, or another one has taken its place."""
-        replica = generation.pins[model]
-        if self._replicas.is_connected(replica):
-            return True
-        moved = self._replicas.pin(generation, model)
-        self.statistics.moved += moved
-        return moved
-
-    def _strand(self, generation: Generation, now_ns: int) -> None:
-        generation.happens(Event.DISCONNECTED)
-        generation.since_ns = now_ns
-        self._stranded[generation.key] = generation
-        if generation.follower is not None:
-            generation.follower.leave(now_ns)
-
-    def _revisit(self, generation: Generation, event: AnyEvent, now_ns: int) -> None:
-        """A model has lost what it held of a request: it is sent everything again."""
-        generation.happens(event)
-        self._stranded.pop(generation.key, None)
-        visits = generation.visits
-        visits.seen.pop(visits.at, None)
-        self.statistics.recovered += 1
-        self._visit(generation, visits.at, now_ns)
-
-    # --- the end --------------------------------------------------------------------------------------------------
-
-    def _finish(self, generation: Generation, event: AnyEvent, update: Update | None = None) -> None:
-        """The response is complete, or as complete as its time allows."""
-        reason = FINISH_REASONS[event]
-        update = generation.transcript.finish(update)
-        update.result = generation.result(reason)
-        self._close(generation, event, reason)
-        self.statistics.finished[reason] += 1
-        self._updates.append(update)
-
-    def _fail(self, generation: Generation, event: AnyEvent, error: RouterError) -> None:
-        self._close(generation, event, error.slug)
-        self.statistics.failed[error.slug] += 1
-        self._updates.append(Update(generation.key, error=error))
-
-    def _break(self, generation: Generation, exc: BaseException) -> None:
-        """What raised at one request is a bug of ours; it ends that request and nobody else's."""
-        error = contained(exc)
-        log.error("request %d broke", generation.key, exc_info=exc)
-        if generation.state is not State.OVER:
-            self._fail(generation, Event.BROKE, InternalError(f"internal error: {type(error).__name__}: {error}"))
-
-    def undeliverable(self, message: ToSubserver, error: RouterError) -> None:
-        """A message of `outbox` cannot travel: the request that it is about ends."""
-        if isinstance(message, Open | Resume) and (generation := self._generations.get(message.request)):
-            self._fail(generation, Event.BROKE, error)
-
-    def _close(self, generation: Generation, event: AnyEvent, end: str) -> None:
-        """Gives back what a request holds: its place in the queue, or KV in the ledger and on the models."""
-        waited = generation.state is State.WAITING
-        if generation.follower is not None:
-            self.trails.over(generation, generation.follower, end, self._now_ns)
-        generation.happens(event)
-        del self._generations[generation.key]
-        self._alarms.drop(generation.key)
-        self._stranded.pop(generation.key, None)
-        if generation.ahead is not None:
-            self.agreement(generation).rolled_back += len(generation.ahead.guesses)
-        if waited:
-            self._admission.queue.discard(generation)
-            return
-        self._admission.release(generation)
-        for model in generation.visits.seen:
-            self._send(generation, model, Close(generation.key, self._in_flight_at(generation, model)))
-
-    def _in_flight_at(self, generation: Generation, model: str) -> int:
-        return self._replicas.pinned(generation.pins[model])
-
-    def _send(self, generation: Generation, model: str, message: ToSubserver) -> None:
-        self._send_to(generation.pins[model], message)
-
-    def _send_to(self, replica: str, message: ToSubserver) -> None:
-        self._connected[replica] = self._replicas.pinned(replica)
-        self.outbox.append((replica, message))

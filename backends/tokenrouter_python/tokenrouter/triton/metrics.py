@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb_utils
 
 from tokenrouter.errors import slugs
-from tokenrouter.orchestrator.machine import FINISH_REASONS, Orchestrator
+from tokenrouter.orchestrator.lifecycle import FINISH_REASONS
+from tokenrouter.orchestrator.machine import Orchestrator
 from tokenrouter.statistics import CacheStatistics, Histogram, StepTimes, SubserverStatistics
 
 if TYPE_CHECKING:
