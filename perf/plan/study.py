@@ -21,7 +21,7 @@ from tools.progress import Report
 
 MAX_INFLIGHT = 64
 _CALIBRATED_AT = (1, 4)
-_LONE = 9
+_LONE = 31
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,10 @@ class Study:
         prompt = self.demand.prompt_tokens
         lone = Demand(1.0, trace=tuple(Arrival(float(second), prompt, 1) for second in range(_LONE)))
         with emulated.serve() as server:
-            alone = served_times(server.grpc_url, requests_of(lone, count=_LONE, seed=self.seed))
             found = served_times(server.grpc_url, requests_of(self.demand, count=count, seed=self.seed))
             handoff_ms = 1e3 * scrape(server.metrics_url).mean("tokenrouter_handoff_seconds")
+            # Last, for the first requests of a server are slow.
+            alone = served_times(server.grpc_url, requests_of(lone, count=_LONE, seed=self.seed))
         served = percentiles(found, counted)
         report(f"{name}: simulating", 0.5)
         like_served = msgspec.structs.replace(profile, handoff_ms=handoff_ms)
