@@ -62,7 +62,7 @@ def shown(row: Row, columns: Columns) -> dict[str, str]:
     """Heading -> text; "-" for what the row does not have."""
 
     def text(value: Any, form: str) -> str:
-        if value in (None, ""):
+        if value in (None, "") or value != value:  # NaN: a mean of nothing
             return "-"
         return format(float(value), form) if form else str(value)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +76,8 @@ def rows_of(
             measured = measure(server, ways, number, plan, lambda text: progress(text, 0.0))
             for way in ways:
                 own = measured[way.name]
-                more = {} if ahead else predicted(profile, number, own["handoff_mean_ms"])
+                handoff_ms = own["handoff_mean_ms"]
+                more = {} if ahead or isnan(handoff_ms) else predicted(profile, number, handoff_ms)
                 rows.append({"inflight": number, "way": way.label, "speculation": ahead, **own, **more})
     return rows
 
