@@ -4,11 +4,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.repositories import emulated_spec, write_emulated
+from tests.support.waiting import until
 from tokenrouter.assembly import Entry, build_subserver
 from tokenrouter.channel.carrier import Connected, Event, Received
 from tokenrouter.loops.decoding import DecodingLoop
 from tokenrouter.messages import (
+    Close,
     Open,
     Outcome,
     PolicySpec,
@@ -29,11 +33,16 @@ STEPS = 40
 class Peer:
     """A carrier with one peer, which says everything at once and listens until its request is over."""
 
-    def __init__(self, *messages: ToSubserver) -> None:
-        self._events: list[Event] = [Connected(1, ""), *[Received(1, encode(each)) for each in messages]]
+    def __init__(self, *messages: ToSubserver, elsewhere: bool = False) -> None:
+        self._events: list[Event] = [Connected(1, "", elsewhere)]
         self._woken = threading.Event()
+        self.say(*messages)
         self.rows: list[ReportRow] = []
         self.over = threading.Event()
+
+    def say(self, *messages: ToSubserver) -> None:
+        self._events = [*self._events, *[Received(1, encode(each)) for each in messages]]
+        self._woken.set()
 
     def poll(self, timeout_s: float | None) -> list[Event]:
         if not self._events:
@@ -91,3 +100,34 @@ def test_a_model_at_work_is_asked_once_per_step(tmp_path: Path) -> None:
     assert subserver.statistics.steps == STEPS
     # Two policies that are loaded come in between.
     assert len(plans) <= STEPS + 2
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_model_that_ends_waits_only_for_what_another_host_had_begun(tmp_path: Path, elsewhere: bool) -> None:
+    write_emulated(tmp_path, emulated_spec(options={"repeat": True, "step_ms": 1.0, "max_seq_len": 16_384}))
+    source = Repository(tmp_path)
+    hello = Entry(source.entry("tokenrouter"), source).hello("tokenrouter", "direct")
+
+    def opened(request: int, tokens: int) -> Open:
+        sampling = Sampling(max_tokens=tokens)
+        return Open(request, 1, request, [5, 6], 2, 2 + tokens, sampling, PolicySpec("single"))
+
+    peer = Peer(hello, opened(1, 10_000), elsewhere=elsewhere)
+    loop = DecodingLoop(lambda: build_subserver(source.model("small"), source), peer)
+    subserver = loop.start()
+    try:
+        until(lambda: subserver.held() == {(1, 1)})
+        drained = threading.Event()
+        ending = threading.Thread(target=lambda: (loop.drain(10 * PATIENCE_S), drained.set()), daemon=True)
+        ending.start()
+        peer.say(opened(2, 10_000))
+        until(lambda: (1, 2) in subserver.held())
+        assert not drained.is_set()
+        peer.say(Close(1, 1))
+        until(lambda: subserver.held() == {(1, 2)})
+        assert drained.wait(PATIENCE_S if elsewhere else 0.3) is elsewhere
+        peer.say(Close(2, 0))
+        ending.join(PATIENCE_S)
+        assert drained.is_set()
+    finally:
+        loop.stop()

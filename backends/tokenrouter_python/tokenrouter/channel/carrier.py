@@ -8,10 +8,17 @@ import msgspec
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A peer is connected. `address` is the name that was dialled, or "" if the peer dialled us."""
+    """A peer is connected.
+
+    Attributes:
+        peer: its number.
+        address: the name that was dialled, or "" if the peer dialled us.
+        elsewhere: it is on another host.
+    """
 
     peer: int
     address: str
+    elsewhere: bool = False
 
 
 class Received(msgspec.Struct, frozen=True):

@@ -209,7 +209,8 @@ class SocketCarrier:
         dialler = connection.dialler
         if dialler is not None:
             dialler.connected()
-        self._events.append(Connected(connection.peer, dialler.name if dialler is not None else ""))
+        address = dialler.name if dialler is not None else ""
+        self._events.append(Connected(connection.peer, address, connection.remote is not None))
 
     def _greeted(self, connection: Connection) -> None:
         """A peer of another host is accepted, and replaces what is left of an earlier connection of its process."""

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenrouter.batcher import WaitUntil
-from tokenrouter.channel.carrier import Carrier, Disconnected, Event, Received
+from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event, Received
 from tokenrouter.channel.outgoing import reported, send_all
 from tokenrouter.errors import ProtocolError
 from tokenrouter.loops.sleeping import nothing, timeout_s
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tokenrouter.subserver.runner import Plan
 
 log = logging.getLogger(__name__)
+
+_DRAIN_CHECK_S = 0.05
 
 
 class DecodingLoop:
@@ -53,6 +55,7 @@ class DecodingLoop:
         self._changed = changed
         self._broke = broke
         self._inbox: deque[Callable[[int], None]] = deque()
+        self._elsewhere: set[int] = set()
         self._stopping = False
         self._built: Future[Subserver] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -61,6 +64,17 @@ class DecodingLoop:
         """Starts the thread and waits until the engine is loaded; raises whatever loading it raised."""
         self._thread.start()
         return self._built.result()
+
+    def drain(self, within_s: float) -> None:
+        """Waits until requests that hold KV here are over, at most so many seconds.
+
+        Orchestrators of this host end with the model, and those of other hosts go on opening requests here: of theirs
+        only what is open now is waited for. The rest is sent to another replica, or here again when the model is back.
+        """
+        held, end_s = self._built.result().held, time.monotonic() + within_s
+        begun = held()
+        while time.monotonic() < end_s and any(each in begun or each[0] not in self._elsewhere for each in held()):
+            time.sleep(_DRAIN_CHECK_S)
 
     def stop(self) -> None:
         """Ends the loop after the current step and frees the engine."""
@@ -135,6 +149,10 @@ class DecodingLoop:
     def _handle(self, subserver: Subserver, event: Event, now_ns: int) -> None:
         if isinstance(event, Disconnected):
             subserver.disconnected(event.peer)
+            self._elsewhere.discard(event.peer)
+        elif isinstance(event, Connected):
+            if event.elsewhere:
+                self._elsewhere.add(event.peer)
         elif isinstance(event, Received):
             try:
                 subserver.handle(event.peer, decode_for_subserver(event.payload), now_ns=now_ns)

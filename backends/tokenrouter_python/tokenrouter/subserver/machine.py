@@ -128,7 +128,11 @@ class Subserver:
     @property
     def open_sequences(self) -> int:
         """Requests that hold KV here."""
-        return sum([len(peer.sequences) for peer in self._all_peers()])
+        return len(self.held())
+
+    def held(self) -> set[tuple[int, int]]:
+        """The requests that hold KV here, as peer and request; callable from any thread."""
+        return {(number, request) for number, peer in list(self._peers.items()) for request in list(peer.sequences)}
 
     @property
     def residents(self) -> int:

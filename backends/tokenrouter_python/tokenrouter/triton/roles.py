@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -42,7 +41,6 @@ _HANG_TIMEOUT_S = "30"
 _SILENCES = 4
 # How long Triton may take to accept the last answers of a process that ends itself.
 _ANSWER_S = 5.0
-_DRAIN_CHECK_S = 0.05
 _PREDECESSOR_S = 20.0
 # Python's own 5 ms would let a thread that builds a response or a page of metrics delay a hand-off by as much.
 _SWITCH_INTERVAL_S = 1e-4
@@ -148,17 +146,12 @@ class SubserverRole:
     def finalize(self) -> None:
         """Requests that hold KV here may finish first: Triton unloads all models at once when it stops."""
         assert self._frontend is not None
-        self._drain()
+        self._loop.drain(_seconds(EXIT_TIMEOUT_VARIABLE, _EXIT_TIMEOUT_S))
         self._watched.stop()
         self._frontend.stop()
         self._publisher.stop()
         self._loop.stop()
         self._metrics.release()
-
-    def _drain(self) -> None:
-        end = time.monotonic() + _seconds(EXIT_TIMEOUT_VARIABLE, _EXIT_TIMEOUT_S)
-        while self._subserver.open_sequences and time.monotonic() < end:
-            time.sleep(_DRAIN_CHECK_S)
 
 
 class _Watched:
