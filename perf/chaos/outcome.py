@@ -203,12 +203,16 @@ def _hits(event: Event) -> bool:
 
 def _excuses(absence: Absence, other: Attempt) -> bool:
     excused = absence.name in (ENTRY, SERVER) or (absence.name == FRONT and other.way.startswith("/v1"))
-    return excused and other.began_s <= absence.to_s + _AROUND_S and other.ended_s >= absence.from_s - _AROUND_S
+    return excused and _touches(other, absence.from_s, absence.to_s)
 
 
 def _excused_by_stop(event: Event, other: Attempt) -> bool:
     stopped = event.kind in (f"stop {ENTRY}", f"stop {SERVER}")
-    return stopped and other.began_s <= event.over_s + _AROUND_S and other.ended_s >= event.began_s - _AROUND_S
+    return stopped and _touches(other, event.began_s, event.over_s)
+
+
+def _touches(other: Attempt, from_s: float, to_s: float) -> bool:
+    return other.began_s <= to_s + _AROUND_S and other.ended_s >= from_s - _AROUND_S
 
 
 def _kills(event: Event, absence: Absence) -> bool:

@@ -12,6 +12,7 @@ import msgspec
 from tokenrouter.channel.address import Address
 from tokenrouter.channel.tls import TlsSettings
 from tokenrouter.config.parameters import (
+    MAX_INFLIGHT,
     MAX_REQUEST,
     MAX_REQUEST_SECONDS,
     POLICY_CACHE,
@@ -31,7 +32,6 @@ from tokenrouter.config.values import (
     names,
     natural,
     paths,
-    positive,
 )
 from tokenrouter.entry_queue import EntryQueuePolicy, Priorities
 from tokenrouter.errors import ConfigError
@@ -186,7 +186,7 @@ _ENTRY: dict[str, Row] = {
     "policy_checkpoints": ("policy_checkpoints", paths, 'a JSON list such as ["tokenrouter/1/routers/r2r.pt"]'),
     "policy_cache_bytes": POLICY_CACHE,
     "selectable": ("selectable_policies", lambda text: frozenset(names(text)), "a comma-separated list of policies"),
-    "max_inflight": ("max_inflight", positive, "a whole number of at least 1"),
+    "max_inflight": MAX_INFLIGHT,
     "max_request_ns": MAX_REQUEST,
     "connect_timeout_ns": ("connect_timeout_ms", milliseconds, "milliseconds, at least 1"),
     "limits": ("limits", json_as(Limits), 'a JSON object such as {"prompt_bytes": 1048576}'),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from tokenrouter.channel.tls import TlsSettings
-from tokenrouter.config.values import boolean, json_as, mebibytes, microseconds, natural, rejects, seconds
+from tokenrouter.config.values import boolean, json_as, mebibytes, microseconds, natural, positive, rejects, seconds
 from tokenrouter.errors import ConfigError
 
 T = TypeVar("T")
@@ -64,6 +64,7 @@ QUEUE: dict[str, Row] = {
     "reject": ("timeout_action", rejects, "REJECT or DELAY"),
     "allow_timeout_override": ("allow_timeout_override", boolean, "true or false"),
 }
+MAX_INFLIGHT: Row = ("max_inflight", positive, "a whole number of at least 1")
 MAX_REQUEST: Row = ("max_request_seconds", seconds, "seconds, at least 0; 0 = no limit")
 TLS: Row = (
     "tls",

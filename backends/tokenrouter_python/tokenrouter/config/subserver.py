@@ -12,6 +12,7 @@ from tokenrouter.channel.address import Address
 from tokenrouter.channel.tls import TlsSettings
 from tokenrouter.config.model_yaml import ModelYaml
 from tokenrouter.config.parameters import (
+    MAX_INFLIGHT,
     MAX_REQUEST,
     MAX_REQUEST_SECONDS,
     POLICY_CACHE,
@@ -120,7 +121,7 @@ def _batching(name: str, dynamic_batching: Mapping[str, Any], table: dict[str, A
 _SUBSERVER: dict[str, Row] = {
     "direct_kv_share": ("direct_kv_share", share, "a number in [0, 1)"),
     "unary_kv_share": ("unary_kv_share", share, "a number in [0, 1)"),
-    "max_inflight": ("max_inflight", positive, "a whole number of at least 1"),
+    "max_inflight": MAX_INFLIGHT,
     "max_request_ns": MAX_REQUEST,
     "policy_cache_bytes": POLICY_CACHE,
     "replica_of": ("replica_of", str, "a model's name"),
