@@ -32,6 +32,17 @@ pytestmark = pytest.mark.integration
 PROJECT = Path(__file__).resolve().parents[2]
 
 
+# Triton counts a model as loaded a moment after `initialize` returns.
+_DIES = """
+    def die(self):
+        import os, pathlib, signal, time
+
+        time.sleep(1)
+        pathlib.Path({died!r}).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @contextmanager
 def launcher(*arguments: str, home: Path) -> Iterator[subprocess.Popen[str]]:
     """`python -m tools.launch` with its own folder for temporary files; ends it if the test did not."""
@@ -234,6 +245,21 @@ class TestLauncher:
         until(lambda: not any(home.iterdir()) or remove_stale_run_directories(), what="the lock is free")
         assert shared_memory(folder) == []
         assert list(home.iterdir()) == []
+
+    def test_a_model_that_dies_before_it_is_watched_comes_back(
+        self, write_model: WriteModel, free_ports: list[str], home: Path, tmp_path: Path
+    ) -> None:
+        died = tmp_path / "died"
+        once = f"import os, threading; os.path.exists({str(died)!r}) or threading.Thread(target=self.die).start()"
+        repository = write_model("mortal", initialize=once, methods=_DIES.format(died=str(died)))
+        write_model("slow", initialize="import time; time.sleep(3)")
+        with launcher(f"--model-repository={repository}", *free_ports, home=home) as process:
+            output = read_until(process, "mortal is back")
+            process.terminate()
+            process.communicate(timeout=PATIENCE_S)
+        assert "the process of mortal ended before it was watched" in output
+        assert died.exists()
+        assert process.returncode == 0
 
     @pytest.mark.parametrize("seed", range(2))
     @pytest.mark.parametrize("during", ["start", "reload"])

@@ -20,7 +20,7 @@ import triton_python_backend_utils as pb_utils
 class TritonPythonModel:
     def initialize(self, args):
         {initialize}
-
+{methods}
     def execute(self, requests):
         inputs = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", value)]) for value in inputs]
@@ -35,11 +35,11 @@ instance_group [ { kind: KIND_CPU } ]
 """
 
 
-def write_model(repository: Path, name: str = "echo", *, initialize: str = "pass") -> Path:
+def write_model(repository: Path, name: str = "echo", *, initialize: str = "pass", methods: str = "") -> Path:
     """Adds a model that echoes its input, and returns the repository."""
     version = repository / name / "1"
     version.mkdir(parents=True)
-    (version / "model.py").write_text(_ECHO.format(initialize=initialize))
+    (version / "model.py").write_text(_ECHO.format(initialize=initialize, methods=methods))
     (version.parent / "config.pbtxt").write_text(_CONFIG)
     return repository
 

@@ -73,6 +73,21 @@ def test_models_of_other_hosts_are_told_about_and_left_alone(serving: Deployment
     assert serving.condition("far") is Condition.UP
 
 
+@pytest.mark.parametrize("known", ["never", "unloaded"])
+def test_a_model_that_died_before_anybody_watched_it_comes_back(serving: Deployment, known: str) -> None:
+    if known == "unloaded":
+        serving.decisions.loaded("late", now_s=serving.now_s)
+        serving.decisions.unloaded("late", now_s=serving.now_s)
+    serving.decisions.lost("late", now_s=serving.now_s)
+    serving.decisions.lost("late", now_s=serving.now_s)
+    assert not serving.decisions.status().ready
+    assert serving.later(1.0) == [Reload("late", cut=True)]
+    serving.decisions.lost("late", now_s=serving.now_s)
+    assert serving.later(1.0) == []
+    serving.decisions.reloaded("late", now_s=serving.now_s)
+    assert serving.decisions.status().ready
+
+
 def among(*replicas: tuple[str, ...]) -> Deployment:
     """Serving two replicas of one model, `far_1` on another host, which is connected."""
     deployment = Deployment(Decisions({"small", "far"}, LIMITS, replicas=[("small",), *replicas]))
@@ -287,6 +302,10 @@ class AnyOrder(RuleBasedStateMachine):
         if name == FRONT:
             self.pending.discard(FRONT)
         self.decisions.died(name, now_s=self.now_s)
+
+    @rule(model=st.sampled_from(MODELS))
+    def is_found_dead(self, model: str) -> None:
+        self.decisions.lost(model, now_s=self.now_s)
 
     @precondition(lambda self: self.pending)
     @rule(data=st.data(), fails=st.booleans())

@@ -256,6 +256,12 @@ class Decisions:
             self._since_s.setdefault(name, now_s)
             self._set(name, Condition.DEAD, now_s)
 
+    def lost(self, model: str, *, now_s: float) -> None:
+        """A model has no process, and nobody saw it end: it died before it was watched."""
+        if self._phase is Phase.SERVING:
+            self._components.setdefault(model, Component(Condition.UP, now_s))
+            self.died(model, now_s=now_s)
+
     def unloaded(self, model: str, *, now_s: float) -> None:
         """A model's process ended because somebody unloaded it."""
         if model in self._components:

@@ -79,6 +79,7 @@ class Supervisor:
         self._told: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._rescan_s = 0.0
         self._abandoned = False
+        self._suspects: set[str] = set()
         self.wake = self._watch.wake
 
     def run(self, front: OpenAiServer | None) -> int:
@@ -195,14 +196,29 @@ class Supervisor:
                 self._watch.add(model, pid)
                 self._decisions.loaded(model, now_s=time.monotonic())
 
+    def _lost_models(self) -> list[str]:
+        try:
+            return self._server.lost_models(timeout_s=_STATE_S)
+        except (OSError, ValueError):
+            return []
+
+    def _lost(self, models: Collection[str]) -> None:
+        """Once more than a probe later: before that somebody may just be unloading them."""
+        for model in self._suspects.intersection(models):
+            if self._watch.pid(model) is None:
+                self._decisions.lost(model, now_s=time.monotonic())
+        self._suspects = set(models)
+
     def _probe(self) -> None:
-        """In a thread of its own: tells whether tritonserver answers."""
+        """In a thread of its own: tells whether tritonserver answers, and which models died unseen."""
         while not self._stopped.wait(_PROBE_S):
             answered = self._server.is_live(timeout_s=_PROBE_TIMEOUT_S)
             self._told.put(partial(self._decisions.probed, answered, now_s=time.monotonic()))
             if not answered:
                 self._watch.wake()
-            elif self._remote:
+                continue
+            self._told.put(partial(self._lost, self._lost_models()))
+            if self._remote:
                 found = states(self._server.metrics_url, self._remote)
                 self._told.put(partial(self._decisions.connected, found, now_s=time.monotonic()))
 
@@ -216,6 +232,9 @@ class Supervisor:
         for model, pid in stubs.items():
             self._watch.add(model, pid)
         self._decisions.started(stubs, now_s=time.monotonic())
+        for model in self._lost_models():
+            self._say(f"the process of {model} ended before it was watched")
+            self._decisions.lost(model, now_s=time.monotonic())
         if self._remote:
             self._decisions.connected(states(self._server.metrics_url, self._remote), now_s=time.monotonic())
 

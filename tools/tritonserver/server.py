@@ -16,6 +16,8 @@ from types import TracebackType
 from tokenrouter import telemetry
 from tokenrouter.channel.unix import RUNTIME_DIR_VARIABLE
 from tokenrouter.direct_http import http_open, is_ok
+from tokenrouter.errors import ConfigError
+from tokenrouter.repository import Repository
 from tools.tritonserver import log
 from tools.tritonserver.installation import Installation, LaunchError, assemble_backends, find_installation
 from tools.tritonserver.ports import Ports
@@ -120,6 +122,27 @@ class TritonServer:
     def stub_pids(self) -> dict[str, int]:
         """Process ids of the models' living Python processes, by model."""
         return {} if self._processes is None else self._processes.stubs()
+
+    def lost_models(self, *, timeout_s: float) -> list[str]:
+        """Models that Triton believes to be ready although their Python process is gone.
+
+        One that is being unloaded right now may be among them.
+
+        Raises:
+            OSError: the server does not answer.
+        """
+        states = self.repository_api().states(timeout_s=timeout_s)
+        alive = self.stub_pids()  # after the states: a model that is ready has had its process by now
+        gone = [name for name, state in states.items() if state == "READY" and name not in alive]
+        return [name for name in gone if self._is_python(name)]
+
+    def _is_python(self, model: str) -> bool:
+        """Whether a model runs in a Python process: of the backend `python`, or of one that is written in Python."""
+        try:
+            backend = str(Repository(self.repository).config(model).get("backend", ""))
+        except ConfigError:
+            return False
+        return backend == "python" or (self.run_dir / "backends" / backend / "model.py").is_file()
 
     def log_text(self) -> str:
         """Everything the server has logged so far."""
