@@ -63,8 +63,8 @@ hosts: venv ## Two hosts on two loopback addresses: both start, serve, the link 
 load: venv ## Load tests with locust beside a demo server of their own (about three minutes)
 	$(BIN)/python -m perf.load.beside_server -- perf/load/locust.sh
 
-test: venv ## Everything: unit tests in parallel, then integration tests with a real tritonserver; both report
-	@failed=; for part in unit integration; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
+test: venv ## Everything: unit tests, integration tests with a real tritonserver, two minutes of chaos; each reports
+	@failed=; for part in unit integration chaos; do $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 		if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
 
 unit: venv

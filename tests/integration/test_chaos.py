@@ -17,7 +17,7 @@ ASKED_FOR = "TOKENROUTER_CHAOS"
 pytestmark = [
     pytest.mark.integration,
     # It wants the machine for itself: beside other servers processes come back too late for its loop.
-    pytest.mark.skipif(ASKED_FOR not in os.environ, reason="runs by itself: make chaos"),
+    pytest.mark.skipif(ASKED_FOR not in os.environ, reason="runs by itself, after the others: make chaos"),
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "model_repository"
