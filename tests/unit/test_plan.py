@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tools.plan.__main__ as cli
 from tests.support.commands import run
+from tests.support.waiting import ended, until
 from tools.dtmc.profile import ModelProfile, Profile, dump_profile, load_profile, parse_profile
 from tools.errors import CommandError
 from tools.plan.bounds import alone_ms, least_replicas
@@ -273,6 +277,20 @@ def test_processes_find_what_one_finds() -> None:
     tried = [Candidate((1, 1)), Candidate((1, 2)), Candidate((2, 2))]
     with Pool(R2R, demand, objectives) as one, Pool(R2R, demand, objectives, workers=2) as two:
         assert one.predict(tried, 60) == two.predict(tried, 60)
+
+
+def test_nobody_goes_on_planning_after_the_command_was_killed() -> None:
+    load = ("--rate", "2000", "--prompt-tokens", "200", "--output-tokens", "300")  # minutes of work
+    objectives = ("--ttft-p99-ms", "500", "--itl-p99-ms", "120")
+    with subprocess.Popen([sys.executable, "-m", "tools.plan", "--profile", str(FILE), *load, *objectives]) as process:
+
+        def workers() -> list[psutil.Process]:
+            found = psutil.Process(process.pid).children()
+            return [each for each in found if "spawn_main" in " ".join(each.cmdline()) and each.cpu_times().user > 4]
+
+        started = until(workers, what="processes simulate")
+        process.kill()
+    until(lambda: all(ended(each.pid) for each in started), what="they end")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

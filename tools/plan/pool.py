@@ -16,6 +16,7 @@ from tools.dtmc.profile import Profile, dump_profile, parse_profile
 from tools.plan.candidate import Candidate
 from tools.plan.demand import Demand, Objectives
 from tools.plan.evaluate import Prediction, evaluate
+from tools.tritonserver.processes import die_with_parent
 
 
 class Pool:
@@ -79,7 +80,7 @@ class Pool:
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
             # Not by fork: the bar that shows how far it is has a thread.
-            self._executor = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_one_thread)
+            self._executor = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_begin)
         return self._executor
 
 
@@ -88,7 +89,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _one_thread() -> None:
+def _begin() -> None:
+    die_with_parent()  # a deployment may take minutes, and nobody would want it any more
     torch.set_num_threads(1)
 
 

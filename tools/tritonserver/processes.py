@@ -162,5 +162,5 @@ def catches(pid: int, number: int) -> bool:
 
 
 def die_with_parent() -> None:
-    """Asks the kernel to send SIGTERM when the launcher dies, however it dies."""
+    """Asks the kernel to send this process SIGTERM when the thread that started it ends, however it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
