@@ -9,13 +9,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from tests.unit.loops_server import Server
 
-# Properties try the same examples in every run, so that a test fails because of a change and not by chance.
-settings.register_profile("repeatable", derandomize=True)
+# Properties try the same examples in every run, so that a test fails because of a change and not by chance, nor because
+# the machine is busy.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
 

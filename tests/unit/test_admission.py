@@ -201,7 +201,7 @@ def test_a_request_that_comes_while_a_turn_works_has_not_waited_less_than_nothin
     assert cluster.orchestrator.statistics.queue_wait.total == 0.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), max_size=12),
     ends=st.randoms(use_true_random=False),

@@ -182,7 +182,7 @@ def feasible(draw: st.DrawFn) -> tuple[list[int], int]:
     return draw(st.permutations(thresholds)), n
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(system=feasible(), seed=st.integers(0, 2**32))
 def test_feasible_thresholds_never_deadlock_even_without_a_deadline(system: tuple[list[int], int], seed: int) -> None:
     thresholds, n = system
@@ -194,7 +194,7 @@ def test_feasible_thresholds_never_deadlock_even_without_a_deadline(system: tupl
         assert len(batch.keys) == ready
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     thresholds=st.lists(st.integers(1, 20), min_size=1, max_size=4),
     n=st.integers(1, 16),
@@ -273,4 +273,4 @@ class BatcherMachine(RuleBasedStateMachine):
 
 
 TestBatcherMachine = BatcherMachine.TestCase
-TestBatcherMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBatcherMachine.settings = settings(max_examples=60, stateful_step_count=30)

@@ -56,7 +56,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.pool.leased_count == sum(len(lease.block_ids) for lease in self.open)
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestPoolMachine = PoolMachine.TestCase
 
 

@@ -240,7 +240,7 @@ def networks(draw: st.DrawFn) -> tuple[Profile, int, tuple[int, ...]]:
     return profile, inflight, tuple(thresholds)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(networks())
 def test_every_reachable_state_is_lawful_and_pi_is_a_distribution(case: tuple[Profile, int, tuple[int, ...]]) -> None:
     profile, inflight, thresholds = case
@@ -259,7 +259,7 @@ def test_every_reachable_state_is_lawful_and_pi_is_a_distribution(case: tuple[Pr
     assert np.abs(chain.transition @ pi - pi).sum() < 1e-7
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(networks(), st.sampled_from([0.5, 2.0, 10.0]))
 def test_throughput_scales_with_the_unit_of_time(case: tuple[Profile, int, tuple[int, ...]], factor: float) -> None:
     profile, inflight, thresholds = case

@@ -81,7 +81,7 @@ class Entries:
         return any(orchestrator.keys() for orchestrator in self.orchestrators.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 4), threshold=st.integers(1, 4))
 def test_no_part_of_the_kv_is_given_twice_and_every_model_counts_all(seed: int, count: int, threshold: int) -> None:
     rng = random.Random(seed)

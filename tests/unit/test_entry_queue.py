@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenrouter.entry_queue import EntryQueue, EntryQueuePolicy, Priorities
@@ -187,7 +187,6 @@ def test_levels_that_make_no_sense_are_refused(fields: tuple[object, ...]) -> No
         Priorities(*fields)  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), max_size=40))
 def test_the_order_is_by_level_and_then_by_arrival_whatever_comes_and_goes(
     arrivals: list[tuple[int, int, bool]],

@@ -53,7 +53,7 @@ def check(result: Result, *, draws: bool = False) -> list[Decision]:
     return decisions
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(world=WORLDS, name=POLICIES, sampling=SAMPLING, order=st.integers(0, 2**32))
 def test_decisions_are_those_of_plain_routing_and_change_no_token(
     routers: str, world: World, name: str, sampling: dict[str, Any], order: int

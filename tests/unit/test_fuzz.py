@@ -66,7 +66,7 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(("decode", "messages"), SIDES)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.data(), value=ODD)
 def test_any_part_of_any_message_may_be_anything(
     decode: Any, messages: Sequence[Message], data: st.DataObject, value: Any
@@ -85,7 +85,7 @@ def test_any_part_of_any_message_may_be_anything(
 
 
 @pytest.mark.parametrize(("decode", "messages"), SIDES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_part_of_any_message_may_be_missing_or_doubled(
     decode: Any, messages: Sequence[Message], data: st.DataObject
@@ -102,7 +102,7 @@ def test_any_part_of_any_message_may_be_missing_or_doubled(
     check(msgspec.msgpack.encode(content))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32))
 def test_nearly_messages_and_streams_of_them_are_refused_or_sound(seed: int) -> None:
     draw = random.Random(seed)
@@ -129,7 +129,7 @@ def test_sound_messages_are_messages() -> None:
         decode_for_subserver(b"\xc1")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_of_two_peers_only_the_one_that_sends_malformed_traffic_pays(seed: int) -> None:
     """The other one's frames arrive, all and in order."""

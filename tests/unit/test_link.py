@@ -235,7 +235,7 @@ def talk(one: Remote, other: Remote, cut: Callable[[bytes], list[bytes]]) -> tup
 
 
 @pytest.mark.parametrize("secure", [True, False], ids=["mtls", "mesh"])
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(payloads=st.lists(st.binary(max_size=20_000), max_size=4), size=st.integers(40, 5000))
 def test_what_arrives_does_not_depend_on_how_the_bytes_are_cut(
     keys: Path, secure: bool, payloads: list[bytes], size: int
@@ -256,7 +256,7 @@ def test_what_arrives_does_not_depend_on_how_the_bytes_are_cut(
     assert [found for part in cut(sealed) for found in large.feed(part, now_ns=0)] == payloads
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(noise=st.binary(min_size=1, max_size=400), place=st.integers(0, 3))
 def test_noise_is_refused_and_nothing_else_raised(keys: Path, noise: bytes, place: int) -> None:
     """At whatever point of a connection it comes."""

@@ -113,7 +113,6 @@ WIRE = st.tuples(st.just(decode_for_subserver), TO_SUBSERVER) | st.tuples(
 DECODERS = [decode_for_subserver, decode_for_orchestrator]
 
 
-@settings(deadline=None)
 @given(wire=WIRE)
 def test_every_message_comes_out_as_it_went_in(wire: tuple[Decode, Message]) -> None:
     decode, message = wire
@@ -121,7 +120,6 @@ def test_every_message_comes_out_as_it_went_in(wire: tuple[Decode, Message]) -> 
     assert decode(memoryview(encode(message))) == message
 
 
-@settings(deadline=None)
 @given(wire=WIRE)
 def test_a_message_for_the_other_side_is_a_protocol_error(wire: tuple[Decode, Message]) -> None:
     decode, message = wire
@@ -131,7 +129,7 @@ def test_a_message_for_the_other_side_is_a_protocol_error(wire: tuple[Decode, Me
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(payload=st.binary(max_size=60))
 def test_arbitrary_bytes_are_a_message_or_a_protocol_error(decode: Decode, payload: bytes) -> None:
     try:
@@ -141,7 +139,6 @@ def test_arbitrary_bytes_are_a_message_or_a_protocol_error(decode: Decode, paylo
     assert decode(encode(message)) == message
 
 
-@settings(deadline=None)
 @given(wire=WIRE, cut=st.integers(0, 400))
 def test_a_cut_off_message_is_a_protocol_error(wire: tuple[Decode, Message], cut: int) -> None:
     decode, message = wire

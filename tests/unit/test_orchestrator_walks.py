@@ -32,7 +32,7 @@ DEEDS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), count=st.sampled_from([2, 3]), deaths=st.booleans())
 def test_nothing_is_lost_in_any_order_of_arrivals_cancels_steps_and_restarts(
     seed: int, count: int, deaths: bool
@@ -76,7 +76,7 @@ def test_nothing_is_lost_in_any_order_of_arrivals_cancels_steps_and_restarts(
     cluster.assert_all_end_right(rng, submitted, cancelled=cancelled, dead=dead)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(deeds=st.lists(DEEDS, max_size=60))
 def test_whatever_models_report_every_request_ends_once_and_the_ledger_is_right(deeds: list[tuple[str, Any]]) -> None:
     """Also what no model would say: reports on other visits, of absent models, hand-offs to itself."""

@@ -61,7 +61,7 @@ def test_decisions_do_not_depend_on_who_else_is_in_the_batch():
     assert [t.writers for t in together] == [t.writers for t in alone]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(0, 10_000),

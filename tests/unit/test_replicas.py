@@ -132,7 +132,7 @@ def test_a_deployment_starts_with_the_replicas_that_are_there() -> None:
     assert cluster.result(key).tokens == expected_tokens(PROMPT, 8)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     seed=st.integers(0, 2**32),
     small=st.integers(1, 3),

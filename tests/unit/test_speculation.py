@@ -60,7 +60,7 @@ def plain_results(world: World, requests: list[GenerationRequest]) -> list[Resul
     return [cluster.result(key) for key in keys]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(world=WORLDS, name=POLICIES, sampling=SAMPLING, order=st.integers(0, 2**32), stream=st.booleans())
 def test_a_response_is_that_of_plain_routing(
     routers: str, world: World, name: str, sampling: dict[str, Any], order: int, stream: bool
@@ -103,7 +103,7 @@ def faults(cluster: Cluster, rng: random.Random) -> Iterator[Callable[[], Any]]:
     yield lambda: cluster.cancel(key)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(world=WORLDS, name=POLICIES, sampling=SAMPLING, order=st.integers(0, 2**32))
 def test_faults_cost_guesses_and_no_token(
     routers: str, world: World, name: str, sampling: dict[str, Any], order: int

@@ -141,7 +141,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(OPERATIONS, st.integers(5, 24))
 def test_never_the_kv_of_another_prefix_and_no_block_lost(operations: list[tuple[str, list[int]]], blocks: int) -> None:
     """Two token ids only, so that prefixes collide all the time; several calls run at once."""

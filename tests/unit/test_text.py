@@ -64,14 +64,13 @@ def pieces(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[int]) -
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(data=st.binary(max_size=80), prompt=st.text(max_size=5))
 def test_the_pieces_of_any_bytes_join_to_what_decoding_them_at_once_gives(data: bytes, prompt: str) -> None:
     got = pieces(BYTES, BYTES.encode(prompt).ids, byte_ids(data))
     assert "".join(got) == data.decode("utf-8", errors="replace")
 
 
-@settings(deadline=None)
 @given(text=st.text(alphabet="a é🙂漢\u0301👩\u200d", max_size=20))
 def test_no_piece_of_a_valid_text_holds_a_replacement_mark(text: str) -> None:
     got = pieces(BYTES, BYTES.encode("x").ids, BYTES.encode(text).ids)
@@ -164,7 +163,7 @@ def first_match(text: str, words: Sequence[str]) -> int | None:
     )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     deltas=st.lists(st.text(alphabet="ab\n", max_size=4), max_size=8),
     words=st.lists(st.text(alphabet="ab\n", max_size=9), max_size=3),

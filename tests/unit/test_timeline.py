@@ -51,7 +51,7 @@ def slices(events: list[dict[str, Any]], category: str) -> list[dict[str, Any]]:
     late=st.booleans(),
     requests=st.integers(1, 5),
 )
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_a_recording_tells_what_happened(seed: int, depth: int, threshold: int, late: bool, requests: int) -> None:
     cluster = Cluster(
         engine={"repeat": True},

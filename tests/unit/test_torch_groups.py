@@ -9,7 +9,7 @@ COSTS = Costs(per_score=100, per_key=10, per_group=50_000)
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 2000)), min_size=1, max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_groups_are_a_partition_and_never_cost_more_than_one_by_one(sizes: list[tuple[int, int]]) -> None:
     counts, ends = [new for new, _ in sizes], [new + old for new, old in sizes]
     groups = plan_groups(counts, ends, COSTS)

@@ -43,7 +43,7 @@ def kept(tokens: list[int], words: list[str], min_tokens: int) -> int:
     return next((end for end in ends if any(word and text[:end].endswith(word) for word in words)), len(text))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     commits=COMMITS,
     words=st.lists(st.text(alphabet="ab", max_size=5), max_size=2),

@@ -1,4 +1,4 @@
-"""What one deployment would do with a demand: the production scheduler in virtual time, the whole fleet of it.
+"""What one deployment would do with a demand: the production scheduler in virtual time, the whole fleet or a slice.
 
 A run begins with as many requests as one alone would find running, goes on until their number has settled, and then
 counts. It ends early once a 99th percentile cannot be held any more.
@@ -27,7 +27,8 @@ from tools.simulate.run import collector_paused
 
 LATE_SHARE = 0.01
 """What a 99th percentile leaves."""
-SLICE = 8
+TRIED, CONFIRMED = 8, 32
+"""Replicas of the model with fewest in the slice of a fleet that is simulated."""
 _SETTLED = 0.02
 _CHUNK_ARRIVALS = 40
 _MOST_CHUNKS = 8
@@ -114,7 +115,7 @@ def evaluate(
     requests: int,
     seed: int = 0,
     to_the_end: bool = False,
-    whole: bool = True,
+    least: int | None = None,
 ) -> Prediction:
     """Simulates a deployment under a demand.
 
@@ -122,13 +123,15 @@ def evaluate(
         requests: whose first tokens are counted.
         seed: the same one gives the same arrivals, lengths and routing, for every deployment.
         to_the_end: also where the objectives are missed long before.
-        whole: the whole fleet, or a slice of it where that is enough, see `sliced`.
+        least: replicas of the model with fewest in the slice that stands for a larger fleet, see `sliced`; None: the
+            whole fleet.
 
     Raises:
         CommandError: a prompt does not fit into the KV of a replica.
     """
-    if not whole:
-        candidate, demand = sliced(candidate, demand)
+    whole = demand
+    if least is not None:
+        candidate, demand = sliced(candidate, demand, least)
     life_ms = alone_ms(profile, demand)
     expected = max(1, round(demand.arrivals_per_second * life_ms * 1e-3))
     deployment = build_deployment(
@@ -158,20 +161,21 @@ def evaluate(
                 loop.advance()
     except PromptTooLong as exc:
         raise CommandError(f"models.*.kv_tokens is too low: {exc}") from exc
-    return _prediction(loop, counts, profile, objectives)
+    return _prediction(loop, counts, profile, objectives, demand.every / whole.every)
 
 
-def sliced(candidate: Candidate, demand: Demand) -> tuple[Candidate, Demand]:
-    """A slice of a fleet that has `SLICE` replicas of the model with fewest, and its part of the demand.
+def sliced(candidate: Candidate, demand: Demand, least: int) -> tuple[Candidate, Demand]:
+    """A slice of a fleet that has so many replicas of the model with fewest, and its part of the demand.
 
     Replicas of a model are alike and requests go to the least loaded, so a slice behaves like the fleet but for the
     luck of lengths, which levels out less over fewer requests: it is somewhat worse, never better.
     """
-    every = min(candidate.replicas) / SLICE
+    every = min(candidate.replicas) / least
     if every <= 1.0:
         return candidate, demand
     replicas = tuple(max(1, round(count / every)) for count in candidate.replicas)
-    return replace(candidate, replicas=replicas), replace(demand, every=every)
+    in_flight = math.ceil(candidate.max_inflight / every)
+    return replace(candidate, replicas=replicas, max_inflight=in_flight), replace(demand, every=demand.every * every)
 
 
 def _delay_ns(profile: Profile, candidate: Candidate, expected: int) -> int | None:
@@ -199,7 +203,8 @@ def _run_for(loop: EventLoop, time_ns: int) -> None:
         loop.advance()
 
 
-def _prediction(loop: EventLoop, counts: Counts, profile: Profile, objectives: Objectives) -> Prediction:
+def _prediction(loop: EventLoop, counts: Counts, profile: Profile, objectives: Objectives, every: float) -> Prediction:
+    """Of the fleet of which one `every`-th was simulated."""
     elapsed_ns = max(1, loop.now_ns - counts.start_ns)
     ttft, itl = _percentiles(counts.firsts), _percentiles(counts.inter_token_ns)
     if not counts.done and counts.late_first > LATE_SHARE * len(counts.firsts):
@@ -211,11 +216,11 @@ def _prediction(loop: EventLoop, counts: Counts, profile: Profile, objectives: O
         *itl,
         misses=tuple(_misses(ttft[1], itl[1], objectives)),
         requests=len(counts.firsts),
-        tokens_per_second=1e9 * counts.tokens / elapsed_ns,
+        tokens_per_second=every * 1e9 * counts.tokens / elapsed_ns,
         utilisation={name: busy_ns / elapsed_ns for name, (busy_ns, _, _) in zip(names, sums, strict=True)},
         mean_batch={name: rows / max(1, steps) for name, (_, rows, steps) in zip(names, sums, strict=True)},
-        mean_in_flight=counts.in_flight_ns / elapsed_ns,
-        peak_in_flight=counts.peak_in_flight,
+        mean_in_flight=every * counts.in_flight_ns / elapsed_ns,
+        peak_in_flight=math.ceil(every * counts.peak_in_flight),
         complete=counts.done,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -45,7 +46,7 @@ class Pool:
             self._executor.shutdown(cancel_futures=True)
 
     def predict(
-        self, candidates: Sequence[Candidate], requests: int, *, to_the_end: bool = False, whole: bool = True
+        self, candidates: Sequence[Candidate], requests: int, *, least: int, to_the_end: bool = False
     ) -> dict[Candidate, Prediction]:
         """Predictions of all of them; see `evaluate`."""
         new = [
@@ -57,7 +58,7 @@ class Pool:
         if self.workers > 1 and len(new) > 1:
             # As text, because what a profile remembers of itself does not travel.
             text = dump_profile(profile)
-            options: dict[str, Any] = {"requests": requests, "seed": seed, "to_the_end": to_the_end, "whole": whole}
+            options: dict[str, Any] = {"requests": requests, "seed": seed, "to_the_end": to_the_end, "least": least}
             job = partial(_evaluate, text, demand, objectives, **options)
             found = list(self._started().map(job, new))
         else:
@@ -70,7 +71,7 @@ class Pool:
                     requests=requests,
                     seed=seed,
                     to_the_end=to_the_end,
-                    whole=whole,
+                    least=least,
                 )
                 for each in new
             ]
@@ -80,7 +81,9 @@ class Pool:
     def _started(self) -> ProcessPoolExecutor:
         if self._executor is None:
             # Not by fork: the bar that shows how far it is has a thread.
-            self._executor = ProcessPoolExecutor(self.workers, get_context("spawn"), initializer=_begin)
+            self._executor = ProcessPoolExecutor(
+                self.workers, get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
+            )
         return self._executor
 
 
@@ -89,8 +92,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
     die_with_parent()  # a deployment may take minutes, and nobody would want it any more
+    if os.getppid() != parent:
+        sys.exit()
     torch.set_num_threads(1)
 
 

@@ -2,9 +2,10 @@
 
 Replicas are added in proportion until the objectives hold, then taken away model by model, the most expensive first,
 as long as they still hold; then it is asked whether thresholds save replicas, or more of a cheap model some of an
-expensive one. What is found on few requests, and on a slice of a large fleet, is confirmed on many and the whole fleet,
-together with the next smaller deployments, and grows or shrinks until it holds and none of those does. All of them see
-the same requests, so that they differ by themselves and not by luck. Numbers above `FINE` are found within 2 %.
+expensive one. What is found on few requests, and on a small slice of a large fleet, is confirmed on many and a larger
+slice, together with the next smaller deployments, and grows or shrinks until it holds and none of those does. All of
+them see the same requests, so that they differ by themselves and not by luck. Numbers above `FINE` are found within
+2 %.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tools.errors import CommandError
 from tools.plan.bounds import least_replicas
 from tools.plan.candidate import SHARES, UNLIMITED, Candidate, cost
 from tools.plan.demand import Demand, Objectives
-from tools.plan.evaluate import Prediction
+from tools.plan.evaluate import CONFIRMED, TRIED, Prediction
 from tools.plan.pool import Pool
 from tools.progress import Report, silent
 from tools.simulate.run import simulate
@@ -96,7 +97,7 @@ class Planner:
         # As many as were seen, and some more, may run; a server has to be given a number.
         peak = prediction.peak_in_flight
         allowed = replace(chosen, max_inflight=min(self._kv_allows(chosen), math.ceil(1.25 * peak)))
-        limited = self._pool.predict([allowed], self._final, to_the_end=True)[allowed]
+        limited = self._pool.predict([allowed], self._final, least=CONFIRMED, to_the_end=True)[allowed]
         if limited.holds:
             chosen, prediction = allowed, limited
         else:
@@ -199,7 +200,7 @@ class Planner:
         for done in range(_MOST_ROUNDS):
             self._tell(f"confirming {self._name(candidate)}", done / _MOST_ROUNDS)
             smaller = list(self._smaller(candidate))
-            found = self._pool.predict([candidate, *smaller], self._final, to_the_end=True)
+            found = self._pool.predict([candidate, *smaller], self._final, least=CONFIRMED, to_the_end=True)
             if not found[candidate].holds:
                 failed.add(candidate)
                 candidate = self._grown(candidate)
@@ -213,7 +214,7 @@ class Planner:
     def _grown(self, candidate: Candidate) -> Candidate:
         """One that is a little larger and holds, the cheapest such; all models a little more if none does."""
         tried = [candidate.with_replicas(place, count + _step(count)) for place, count in enumerate(candidate.replicas)]
-        found = self._pool.predict(tried, self._final, to_the_end=True)
+        found = self._pool.predict(tried, self._final, least=CONFIRMED, to_the_end=True)
         if holding := [each for each in tried if found[each].holds]:
             return min(holding, key=self._cost)
         return replace(candidate, replicas=tuple(count + _step(count) for count in candidate.replicas))
@@ -227,7 +228,7 @@ class Planner:
 
     def _holds(self, candidates: Sequence[Candidate]) -> dict[Candidate, bool]:
         self._tell(f"trying {', '.join(map(self._name, candidates))}", 0.0)
-        found = self._pool.predict(candidates, self._rough, whole=False)
+        found = self._pool.predict(candidates, self._rough, least=TRIED)
         return {each: one.holds for each, one in found.items()}
 
     def _kv_allows(self, candidate: Candidate) -> int:
