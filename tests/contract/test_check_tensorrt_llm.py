@@ -50,7 +50,7 @@ def run_apart(path: Path | None) -> tuple[int, str]:
         environment["PYTHONPATH"] = str(path)
     command = [sys.executable, "-m", "tools.check_tensorrt_llm"]
     result = subprocess.run(
-        command, env=environment, cwd=MODELS.parent, capture_output=True, text=True, timeout=100, check=False
+        command, env=environment, cwd=MODELS.parent, capture_output=True, text=True, timeout=280, check=False
     )
     return result.returncode, result.stdout
 
