@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tokenrouter.channel.carrier import Connected, Event, Received
 from tokenrouter.loops.decoding import DecodingLoop
 from tokenrouter.messages import (
     Close,
+    InFlight,
     Open,
     Outcome,
     PolicySpec,
@@ -39,6 +41,7 @@ class Peer:
         self.say(*messages)
         self.rows: list[ReportRow] = []
         self.over = threading.Event()
+        self.told: Callable[[list[ReportRow]], None] = self.rows.extend
 
     def say(self, *messages: ToSubserver) -> None:
         self._events = [*self._events, *[Received(1, encode(each)) for each in messages]]
@@ -53,7 +56,7 @@ class Peer:
 
     def send(self, peer: int, *payloads: bytes) -> None:
         for message in map(decode_for_orchestrator, payloads):
-            self.rows += message.rows if isinstance(message, Report) else []
+            self.told(message.rows if isinstance(message, Report) else [])
         if self.rows and self.rows[-1].outcome != Outcome.STAY:
             self.over.set()
 
@@ -70,13 +73,19 @@ class Peer:
         pass
 
 
-def test_a_model_at_work_is_asked_once_per_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("talks", [False, True])
+def test_a_model_at_work_is_asked_once_per_step(tmp_path: Path, talks: bool) -> None:
     write_emulated(tmp_path, emulated_spec(options={"repeat": True}))
     source = Repository(tmp_path)
     hello = Entry(source.entry("tokenrouter"), source).hello("tokenrouter", "direct")
     opened = Open(1, 1, 1, [5, 6], 2, 2 + STEPS, Sampling(max_tokens=STEPS), PolicySpec("single"))
     peer = Peer(hello, opened)
     plans = []
+
+    def told(rows: list[ReportRow]) -> None:
+        peer.rows += rows
+        if talks:
+            peer.say(InFlight(1))
 
     def build() -> Subserver:
         subserver = build_subserver(source.model("small"), source)
@@ -90,6 +99,7 @@ def test_a_model_at_work_is_asked_once_per_step(tmp_path: Path) -> None:
         subserver.poll = counted  # type: ignore[method-assign]
         return subserver
 
+    peer.told = told
     loop = DecodingLoop(build, peer)
     subserver = loop.start()
     try:
@@ -98,8 +108,50 @@ def test_a_model_at_work_is_asked_once_per_step(tmp_path: Path) -> None:
         loop.stop()
     assert [row.outcome for row in peer.rows] == [Outcome.STAY] * (STEPS - 1) + [Outcome.LENGTH]
     assert subserver.statistics.steps == STEPS
-    # Two policies that are loaded come in between.
-    assert len(plans) <= STEPS + 2
+    assert len(plans) == STEPS
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_staying_requests_wrote_is_told_while_the_next_step_computes(tmp_path: Path, waits: bool) -> None:
+    batching = {"threshold": 2, "max_queue_delay_microseconds": 500_000} if waits else {}
+    write_emulated(tmp_path, emulated_spec(options={"repeat": True}, model={"batching": batching}))
+    source = Repository(tmp_path)
+    hello = Entry(source.entry("tokenrouter"), source).hello("tokenrouter", "direct")
+    # Two are in flight, and one is elsewhere: with a threshold of 2 every step starts by the deadline.
+    opened = Open(1, 1, 2, [5, 6], 2, 4, Sampling(max_tokens=2), PolicySpec("single"))
+    peer = Peer(hello, opened)
+    happened: list[str] = []
+
+    def told(rows: list[ReportRow]) -> None:
+        peer.rows += rows
+        happened.extend(row.outcome.name for row in rows)
+
+    def build() -> Subserver:
+        subserver = build_subserver(source.model("small"), source)
+        engine: Any = subserver.engine
+        step, compute = engine.step, engine._result
+
+        def whole(*args: Any) -> Any:
+            result = step(*args)
+            happened.append("end")
+            return result
+
+        def computed(*args: Any) -> Any:
+            happened.append("begin")
+            return compute(*args)
+
+        engine.step, engine._result = whole, computed
+        return subserver
+
+    peer.told = told
+    loop = DecodingLoop(build, peer)
+    loop.start()
+    try:
+        assert peer.over.wait(PATIENCE_S)
+    finally:
+        loop.stop()
+    step = ["end", "STAY", "begin"] if waits else ["end", "begin", "STAY"]
+    assert happened == ["begin", *step, "end", "LENGTH"]
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])

@@ -9,6 +9,7 @@ from tests.support.repositories import END_ID
 from tests.unit.cluster import Cluster
 from tests.unit.emulated_requests import MS, expected_tokens, request, spec
 from tokenrouter.batcher import Batching, Reason, WaitUntil
+from tokenrouter.engines.base import nothing
 from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.errors import ConfigError, EngineFailed, PolicyFailed, ProtocolError
 from tokenrouter.messages import Hello, InFlight, Open, Outcome, PolicySpec, Report, Resume, Sampling
@@ -30,11 +31,11 @@ class FailsOnce:
         self._engine = engine
         self._left = step
 
-    def step(self, rows: Any) -> Any:
+    def step(self, rows: Any, meanwhile: Any = nothing) -> Any:
         self._left -= 1
         if self._left == 0:
             raise RuntimeError("CUDA error: the device is on fire")
-        return self._engine.step(rows)
+        return self._engine.step(rows, meanwhile)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -47,9 +48,9 @@ class Recording(FailsOnce):
         super().__init__(engine, 0)
         self.steps: list[list[int]] = []
 
-    def step(self, rows: Any) -> Any:
+    def step(self, rows: Any, meanwhile: Any = nothing) -> Any:
         self.steps.append([len(row.tokens) for row in rows])
-        return super().step(rows)
+        return super().step(rows, meanwhile)
 
 
 class Notes(Policy):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
 
-from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, nothing
 from tokenrouter.rng import draw
 from tools.dtmc.profile import ModelProfile
 
@@ -86,8 +86,9 @@ class VirtualEngine:
         self._opened += 1
         return VirtualSequence(self._opened)
 
-    def step(self, rows: Sequence[EngineRow]) -> StepResult:
+    def step(self, rows: Sequence[EngineRow], meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Takes the profile's time; extended tokens are the new ones beyond one per request."""
+        meanwhile()
         extended = sum(len(row.tokens) for row in rows) - len(rows)
         self.clock.now_ns += nanoseconds(self._step_time_ms(len(rows), extended))
         if self._agreement == 1.0:

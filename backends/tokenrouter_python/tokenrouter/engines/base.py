@@ -130,13 +130,22 @@ class KvEngine(Protocol):
         ...
 
 
+def nothing() -> None:
+    """Default of `Engine.step`."""
+
+
 class Engine(KvEngine, Protocol):
     """A stepped engine."""
 
-    def step(self, rows: Sequence[EngineRow]) -> StepResult:
+    def step(self, rows: Sequence[EngineRow], meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Runs one forward pass over extends and decodes mixed in one batch and keeps their KV.
 
         At most `info.max_batch` rows and `info.max_num_tokens` new tokens. A handle occurs at most once.
+
+        Args:
+            rows: who takes part.
+            meanwhile: some 0.1 ms of work that may wait until here. To be called once, as soon as the pass goes on
+                without this thread; first, if it never does.
         """
         ...
 

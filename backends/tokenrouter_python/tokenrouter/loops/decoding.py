@@ -16,12 +16,11 @@ from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event,
 from tokenrouter.channel.outgoing import reported, send_all
 from tokenrouter.errors import ProtocolError
 from tokenrouter.loops.sleeping import nothing, timeout_s
-from tokenrouter.messages import decode_for_subserver
+from tokenrouter.messages import Outcome, Report, ToOrchestrator, decode_for_subserver
 from tokenrouter.policies.cache import Loading, attempt
 
 if TYPE_CHECKING:
     from tokenrouter.subserver.machine import Loaded, Subserver
-    from tokenrouter.subserver.runner import Plan
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +56,8 @@ class DecodingLoop:
         self._inbox: deque[Callable[[int], None]] = deque()
         self._elsewhere: set[int] = set()
         self._stopping = False
+        # When to ask for a plan again, if nothing happens before; None = never.
+        self._look_ns: int | None = 0
         self._built: Future[Subserver] = Future()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -87,6 +88,7 @@ class DecodingLoop:
             subserver = self._build()
             subserver.listen(self._carrier.wake)
             subserver.load_with(self._load)
+            subserver.overlap(partial(self._send, subserver))
         except BaseException as exc:
             self._carrier.close()
             self._built.set_exception(exc)
@@ -121,27 +123,29 @@ class DecodingLoop:
         threading.Thread(target=load, name="load-policy", daemon=True).start()
 
     def _turn(self, subserver: Subserver) -> None:
-        now_ns = self._clock_ns()
-        plan = subserver.poll(now_ns=now_ns)
-        # Work is at hand, or a time is known, or only a message or the engine's news will wake this thread.
-        look_ns = plan.at_ns if isinstance(plan, WaitUntil) else None if plan is None else now_ns
-        events = self._carrier.poll(timeout_s(look_ns, now_ns=now_ns))
+        events = self._carrier.poll(timeout_s(self._look_ns, now_ns=self._clock_ns()))
         with subserver.pulse.working():
-            self._work(subserver, events, plan)
+            self._work(subserver, events)
         self._changed()
 
-    def _work(self, subserver: Subserver, events: Sequence[Event], plan: Plan | WaitUntil | None) -> None:
+    def _work(self, subserver: Subserver, events: Sequence[Event]) -> None:
         now_ns = self._clock_ns()
-        changed = bool(events)
         for event in events:
             self._handle(subserver, event, now_ns)
         while self._inbox:
             self._inbox.popleft()(now_ns)
-            changed = True
-        if changed or plan is None or isinstance(plan, WaitUntil):
-            plan = subserver.poll(now_ns=now_ns)
-        if plan is not None and not isinstance(plan, WaitUntil):
+        plan = subserver.poll(now_ns=now_ns)
+        if plan is None or isinstance(plan, WaitUntil):
+            # A time is known, or only a message or the engine's news will wake this thread.
+            self._look_ns = None if plan is None else plan.at_ns
+            self._send(subserver)
+        else:
+            self._look_ns = now_ns
             subserver.run_step(plan)
+            if any(map(_presses, subserver.outbox)):
+                self._send(subserver)
+
+    def _send(self, subserver: Subserver) -> None:
         rows = [(peer, payload) for peer, message in subserver.outbox for payload in reported(message)]
         send_all(self._carrier, rows)
         subserver.outbox.clear()
@@ -163,3 +167,9 @@ class DecodingLoop:
                 # Only the peer that sent it pays; it comes back and sends everything again.
                 log.exception("%s drops a peer", subserver.name)
                 self._carrier.drop(event.peer, "one of its messages broke this model's loop")
+
+
+def _presses(told: tuple[int, ToOrchestrator]) -> bool:
+    """Whether somebody waits for it. What is told of requests that all stay may wait until the next step computes."""
+    message = told[1]
+    return not isinstance(message, Report) or any(row.outcome != Outcome.STAY for row in message.rows)

@@ -348,6 +348,10 @@ class Subserver:
             )
         return self._policies[models]
 
+    def overlap(self, meanwhile: Callable[[], None]) -> None:
+        """`meanwhile` is called by `run_step` while the engine computes, if that has to be stepped."""
+        self._runner.meanwhile = meanwhile
+
     def load_with(self, loader: Loader) -> None:
         """Policies are loaded by `loader` from now on, elsewhere if it likes. By default they are at once."""
         self._loader = loader

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from tokenrouter.batcher import Batching, DelayedBatcher, Reason, WaitUntil
-from tokenrouter.engines.base import KvEngine
+from tokenrouter.engines.base import KvEngine, nothing
 from tokenrouter.errors import InvalidRequest, RouterError
 from tokenrouter.messages import Outcome, ReportRow
 from tokenrouter.pulse import Pulse
@@ -49,6 +49,7 @@ class Runner(ABC, Generic[E_co]):
     Attributes:
         batching: as given.
         pulse: of the loop that runs the visits; steps of the engine do not count as its work.
+        meanwhile: called while an engine that we step computes; takes some 0.1 ms at most.
         explaining: how many open requests want to be explained.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
         step_log: keeps every step; None = nobody wants them. May be set from any thread.
@@ -61,6 +62,7 @@ class Runner(ABC, Generic[E_co]):
         self.batching = batching
         self.statistics = SubserverStatistics()
         self.pulse = Pulse()
+        self.meanwhile: Callable[[], None] = nothing
         self.explaining = 0
         self.idle_since_ns = 0
         self.step_log: StepLog | None = None

@@ -111,7 +111,7 @@ class SteppingRunner(Runner[Engine]):
         """Forward pass, sampling, routing; what becomes of every request that got logits."""
         engine_rows = [_engine_row(sequence, share) for sequence, share in rows]
         with self.pulse.excused():
-            result = self.engine.step(engine_rows)
+            result = self.engine.step(engine_rows, self.meanwhile)
         for sequence, share in rows:
             sequence.kv_length += share
         emitting = [sequence for (sequence, _), row in zip(rows, engine_rows, strict=True) if row.emit]

@@ -22,7 +22,7 @@ import torch
 
 from tokenrouter.checkpoint import end_ids, vocabulary_size
 from tokenrouter.config.model_yaml import TOKENS_PER_BLOCK
-from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed, nothing
 from tokenrouter.engines.emulated.signals import (
     UNSURE_LOGIT,
     SignalsConfig,
@@ -188,14 +188,15 @@ class EmulatedEngine:
         self._open[self._next_handle] = _Sequence(prompt_tokens, blocks)
         return self._next_handle
 
-    def step(self, rows: Sequence[EngineRow]) -> StepResult:
-        """Sleeps for the step time and prefers the scripted tokens."""
+    def step(self, rows: Sequence[EngineRow], meanwhile: Callable[[], None] = nothing) -> StepResult:
+        """Sleeps for the step time and prefers the scripted tokens. `meanwhile` is part of that time."""
         started = time.perf_counter()
         new_tokens = 0
         for row in rows:
             self._open[row.handle].tokens.extend(row.tokens)
             new_tokens += len(row.tokens)
         result = self._result([place for row in rows for place in self._places(row)])
+        meanwhile()
         config = self._config
         duration_ms = step_time_ms(config.step_ms, len(rows)) + config.extend_ms_per_token * (new_tokens - len(rows))
         if duration_ms:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed
+from tokenrouter.engines.base import EngineInfo, EngineRow, PolicyExtras, StepResult, blocks_needed, nothing
 from tokenrouter.engines.torch import attention, fusion, loading
 from tokenrouter.engines.torch.attention import AttentionState
 from tokenrouter.engines.torch.batch import Costs, PackedStep, Packer
@@ -164,7 +164,7 @@ class TorchEngine:
         return SequenceHandle(kv_tokens, self._tables.add(lease.block_ids), lease)
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[EngineRow]) -> StepResult:
+    def step(self, rows: Sequence[EngineRow], meanwhile: Callable[[], None] = nothing) -> StepResult:
         """Runs one forward pass over extends and decodes mixed in one batch and keeps their KV.
 
         At most `info.max_batch` rows and `info.max_num_tokens` new tokens. A handle occurs at most once. If it raises,
@@ -174,6 +174,7 @@ class TorchEngine:
             EngineFailed: the rows break a rule above, or the forward pass failed.
         """
         self._validate(rows)
+        meanwhile()  # first, because a pass takes this thread: it computes here, or launches
         handles: list[SequenceHandle] = [row.handle for row in rows]
         table_rows = [handle.row for handle in handles]
         packed = self._packer.pack(table_rows, [row.tokens for row in rows], [row.emit for row in rows])
