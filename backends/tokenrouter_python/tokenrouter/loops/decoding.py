@@ -16,6 +16,7 @@ from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event,
 from tokenrouter.channel.outgoing import reported, send_all
 from tokenrouter.errors import ProtocolError
 from tokenrouter.loops.sleeping import nothing, timeout_s
+from tokenrouter.loops.slices import shorten_slices
 from tokenrouter.messages import Outcome, Report, ToOrchestrator, decode_for_subserver
 from tokenrouter.policies.cache import Loading, attempt
 
@@ -93,6 +94,7 @@ class DecodingLoop:
             self._carrier.close()
             self._built.set_exception(exc)
             return
+        shorten_slices()  # not before, because the engine's own threads inherit them
         self._built.set_result(subserver)
         broke = self._turns(subserver)
         try:

@@ -15,6 +15,7 @@ from tokenrouter.channel.clocks import from_peer, to_peer
 from tokenrouter.channel.outgoing import encoded, send_all
 from tokenrouter.errors import ConfigError, InternalError, ProtocolError, RouterError, contained
 from tokenrouter.loops.sleeping import nothing, timeout_s
+from tokenrouter.loops.slices import shorten_slices
 from tokenrouter.messages import Hello, ToSubserver, decode_for_orchestrator, encode
 from tokenrouter.orchestrator.errors import stopping
 from tokenrouter.orchestrator.generation import Route
@@ -124,6 +125,7 @@ class OrchestratorLoop:
             self._drain(time.monotonic_ns())
 
     def _run(self) -> None:
+        shorten_slices()
         broke = self._turns()
         self._stopping = True
         for key, reply in self._replies.items():

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.loops_server import Server
+from tokenrouter.loops.slices import SLICE_NS, shorten_slices
+
+_GETATTR = {"x86_64": 315, "aarch64": 275}
+_LINUX = tuple(int(part) for part in platform.release().split(".")[:2]) if sys.platform == "linux" else (0, 0)
+
+pytestmark = [
+    pytest.mark.skipif(platform.machine() not in _GETATTR, reason="the number of its system call is not known"),
+    pytest.mark.skipif(_LINUX < (6, 12), reason="Linux keeps slices from 6.12 on"),
+]
+
+
+def scheduling(thread: int = 0) -> tuple[int, int, int]:
+    """Policy, nice value and slice (ns) of a thread; 0 is the one that asks."""
+    buffer = ctypes.create_string_buffer(48)
+    number = _GETATTR[platform.machine()]
+    assert ctypes.CDLL(None).syscall(number, thread, buffer, len(buffer), 0) == 0
+    _, policy, _, nice, _, slice_ns, _, _ = struct.unpack("=IIQiIQQQ", buffer.raw)
+    return policy, nice, slice_ns
+
+
+def in_a_thread(act: Callable[[], None]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+
+
+def test_only_the_slice_of_the_thread_that_asks_changes() -> None:
+    mine, found = scheduling(), []
+
+    def ask() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        assert shorten_slices()
+        found.append(scheduling())
+
+    in_a_thread(ask)
+    assert found == [(os.SCHED_OTHER, 19, SLICE_NS)]
+    assert scheduling() == mine
+
+
+def test_a_thread_that_is_scheduled_otherwise_stays_so() -> None:
+    found = []
+
+    def ask() -> None:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        assert not shorten_slices()
+        found.append(os.sched_getscheduler(0))
+
+    in_a_thread(ask)
+    assert found == [os.SCHED_BATCH]
+
+
+def test_loops_ask_for_short_slices(serve: Callable[..., Server]) -> None:
+    before = set(threading.enumerate())
+    server = serve().start("small", "large")
+    server.submit().final()
+    loops = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith(("orch", "decoding"))]
+    assert len(loops) == 3
+    for thread in loops:
+        assert thread.native_id is not None
+        assert scheduling(thread.native_id)[2] == SLICE_NS
