@@ -118,6 +118,10 @@ class Bench:
         return [ticket for ticket, _ in self.engine.submitted]
 
 
+def test_a_step_of_the_engine_s_own_leaves_nothing_for_meanwhile() -> None:
+    assert not Bench().subserver.overlap(lambda: None)
+
+
 # --- the gate --------------------------------------------------------------------------------------------------------
 
 

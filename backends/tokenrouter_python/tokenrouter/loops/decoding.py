@@ -57,6 +57,7 @@ class DecodingLoop:
         self._inbox: deque[Callable[[int], None]] = deque()
         self._elsewhere: set[int] = set()
         self._stopping = False
+        self._overlaps = False  # until it is known whether steps leave time for something else
         # When to ask for a plan again, if nothing happens before; None = never.
         self._look_ns: int | None = 0
         self._built: Future[Subserver] = Future()
@@ -89,7 +90,7 @@ class DecodingLoop:
             subserver = self._build()
             subserver.listen(self._carrier.wake)
             subserver.load_with(self._load)
-            subserver.overlap(partial(self._send, subserver))
+            self._overlaps = subserver.overlap(partial(self._send, subserver))
         except BaseException as exc:
             self._carrier.close()
             self._built.set_exception(exc)
@@ -144,7 +145,7 @@ class DecodingLoop:
         else:
             self._look_ns = now_ns
             subserver.run_step(plan)
-            if any(map(_presses, subserver.outbox)):
+            if not self._overlaps or any(map(_presses, subserver.outbox)):
                 self._send(subserver)
 
     def _send(self, subserver: Subserver) -> None:

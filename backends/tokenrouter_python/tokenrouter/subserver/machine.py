@@ -348,9 +348,9 @@ class Subserver:
             )
         return self._policies[models]
 
-    def overlap(self, meanwhile: Callable[[], None]) -> None:
-        """`meanwhile` is called by `run_step` while the engine computes, if that has to be stepped."""
-        self._runner.meanwhile = meanwhile
+    def overlap(self, meanwhile: Callable[[], None]) -> bool:
+        """Whether `run_step` will call `meanwhile` while the engine computes; one that owns its loop does so anyway."""
+        return self._runner.overlap(meanwhile)
 
     def load_with(self, loader: Loader) -> None:
         """Policies are loaded by `loader` from now on, elsewhere if it likes. By default they are at once."""

@@ -49,7 +49,6 @@ class Runner(ABC, Generic[E_co]):
     Attributes:
         batching: as given.
         pulse: of the loop that runs the visits; steps of the engine do not count as its work.
-        meanwhile: called while an engine that we step computes; takes some 0.1 ms at most.
         explaining: how many open requests want to be explained.
         idle_since_ns: an arrival that left elsewhere before this time had to wait for the end of a step.
         step_log: keeps every step; None = nobody wants them. May be set from any thread.
@@ -62,11 +61,11 @@ class Runner(ABC, Generic[E_co]):
         self.batching = batching
         self.statistics = SubserverStatistics()
         self.pulse = Pulse()
-        self.meanwhile: Callable[[], None] = nothing
         self.explaining = 0
         self.idle_since_ns = 0
         self.step_log: StepLog | None = None
         self._waiting: DelayedBatcher[ModelSequence] = DelayedBatcher(batching, max_batch=engine.info.max_batch)
+        self._meanwhile: Callable[[], None] = nothing
         self._clock_ns = clock_ns
 
     def threshold(self, in_flight: int) -> int:
@@ -102,6 +101,10 @@ class Runner(ABC, Generic[E_co]):
 
     def listen(self, wake: Callable[[], None]) -> None:
         """`wake` is called, from any thread, when the engine has news. A stepped engine never has."""
+
+    def overlap(self, meanwhile: Callable[[], None]) -> bool:
+        """Whether `meanwhile` will be called in every step that we run, while the engine computes."""
+        return False
 
     def _logged(self, members: list[Member], reason: Reason, start_ns: int, *, running: int) -> Step:
         """A step that starts; to be kept once it is over."""

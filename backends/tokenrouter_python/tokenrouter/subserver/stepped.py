@@ -7,7 +7,7 @@ be decided in one step: then it is asked once more for those that go on, until n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -49,6 +49,10 @@ class SteppingRunner(Runner[Engine]):
     """See `runner.Runner`. Whoever decodes here waits for the next step, as arrivals do."""
 
     speculates: ClassVar[bool] = True
+
+    def overlap(self, meanwhile: Callable[[], None]) -> bool:
+        self._meanwhile = meanwhile
+        return True
 
     def arrive(self, sequence: ModelSequence, *, now_ns: int) -> None:
         self.engine.truncate(sequence.handle, sequence.kv_length)
@@ -111,7 +115,7 @@ class SteppingRunner(Runner[Engine]):
         """Forward pass, sampling, routing; what becomes of every request that got logits."""
         engine_rows = [_engine_row(sequence, share) for sequence, share in rows]
         with self.pulse.excused():
-            result = self.engine.step(engine_rows, self.meanwhile)
+            result = self.engine.step(engine_rows, self._meanwhile)
         for sequence, share in rows:
             sequence.kv_length += share
         emitting = [sequence for (sequence, _), row in zip(rows, engine_rows, strict=True) if row.emit]
