@@ -9,7 +9,7 @@ from math import inf
 
 _LINE = re.compile(
     r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) supervisor: "
-    r"(?:(?P<ended>\w+) \(process \d+\) ended|the process of (?P<model>\w+) \(\d+\) ended"
+    r"(?:(?P<ended>\w+) \(process \d+\) ended|the process of (?P<model>\w+) (?:\(\d+\) ended|ended before it .*)"
     r"|(?P<back>\w+) is back after .*)$",
     re.MULTILINE,
 )

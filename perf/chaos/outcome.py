@@ -107,7 +107,12 @@ class Outcome:
         wrong = (Verdict.WRONG, Verdict.HUNG)
         found = [_told(other) for other in self.judged.others if other.verdict in wrong]
         found += [f"failed beside no death: {_told(other)}" for other in self.unexcused()]
-        found += [f"{event.kind}: {failure}" for event in self.events for failure in event.failures]
+        found += [
+            f"{event.kind}: {failure}"
+            for event in self.events
+            for failure in event.failures
+            if not any(_excuses_event(absence, event) for absence in self.absences)
+        ]
         found += [
             f"{event.kind}: no right answer followed" for event in self.events if _hits(event) and not event.recovery_s
         ]
@@ -204,6 +209,12 @@ def _hits(event: Event) -> bool:
 def _excuses(absence: Absence, other: Attempt) -> bool:
     excused = absence.name in (ENTRY, SERVER) or (absence.name == FRONT and other.way.startswith("/v1"))
     return excused and _touches(other, absence.from_s, absence.to_s)
+
+
+def _excuses_event(absence: Absence, event: Event) -> bool:
+    """Whether what belonged to an event found tritonserver or the entry model dead, which it need not have killed."""
+    from_s, to_s = absence.from_s - _AROUND_S, absence.to_s + _AROUND_S
+    return absence.name in (ENTRY, SERVER) and event.began_s <= to_s and event.ended_s >= from_s
 
 
 def _excused_by_stop(event: Event, other: Attempt) -> bool:

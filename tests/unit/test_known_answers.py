@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,17 @@ def test_what_does_not_come_back_is_broken_and_what_comes_late_is_over_its_bound
 
 
 @pytest.mark.parametrize(
+    ("name", "from_s", "excused"),
+    [("tritonserver", 9.5, True), ("tokenrouter", 10.0, True), ("large", 10.0, False), ("tritonserver", 20.0, False)],
+)
+def test_an_event_need_not_be_answered_by_a_server_that_is_dead(name: str, from_s: float, excused: bool) -> None:
+    found = outcome(kind="kill small")
+    found.events[0] = replace(found.events[0], failures=["no response"])
+    found.absences = [Absence(name, from_s, from_s + 5.0)]
+    assert ("kill small: no response" not in found.broken()) is excused
+
+
+@pytest.mark.parametrize(
     ("kind", "name", "from_s", "told"),
     [
         ("kill small", "small", 30.0, ["small died after 30 s, and nobody had killed it"]),
@@ -189,8 +201,10 @@ def test_absences_are_read_off_the_log_of_the_supervisor() -> None:
 2026-11-30 08:47:55 supervisor: large ended (event 1 in 60 s, at most 5)
 2026-11-30 08:48:00 supervisor: large is back after 4.87 s
 2026-11-30 08:48:22 supervisor: tritonserver (process 30257) ended
+2026-11-30 08:48:40 supervisor: the process of small ended before it was watched
 """
-    (large, server) = absences(log)
+    (large, server, small) = absences(log)
+    assert (small.name, round(small.from_s - large.from_s)) == ("small", 45)
     assert (large.name, round(large.to_s - large.from_s)) == ("large", 6)
     assert (server.name, round(server.from_s - large.from_s), server.to_s) == ("tritonserver", 27, float("inf"))
 
