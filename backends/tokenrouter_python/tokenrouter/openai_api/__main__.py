@@ -10,9 +10,13 @@ from typing import Annotated
 import typer
 import uvicorn
 
+from tokenrouter.channel.address import Address
 from tokenrouter.errors import ConfigError, RouterError
 from tokenrouter.openai_api.app import Settings, create_app
 from tokenrouter.openai_api.deployment import Deployment
+from tokenrouter.triton.process import spare_collector
+
+_GRPC_PORT = 8001
 
 
 def main(
@@ -37,15 +41,18 @@ def main(
 ) -> None:
     """Serves an OpenAI-compatible API in front of Triton."""
     try:
+        endpoint = _endpoint(url)
         template = chat_template.read_text("utf-8-sig") if chat_template is not None else None
         deployment = Deployment(model_repository, entry, template)
         _check_tls(tls_cert, tls_key)
     except (RouterError, OSError, UnicodeDecodeError) as exc:
         print(f"error: {exc}", file=sys.stderr)
         raise typer.Exit(2) from exc
-    settings = Settings(url, metrics_url, api_key or None, max_body_bytes, chat_tokens, playground)
+    settings = Settings(endpoint, metrics_url, api_key or None, max_body_bytes, chat_tokens, playground)
+    app = create_app(deployment, settings)
+    spare_collector()
     uvicorn.run(
-        create_app(deployment, settings),
+        app,
         host=host,
         port=port,
         log_level="warning",
@@ -54,6 +61,18 @@ def main(
         ssl_certfile=tls_cert,
         ssl_keyfile=tls_key,
     )
+
+
+def _endpoint(url: str) -> str:
+    """host:port of this address.
+
+    Raises:
+        ConfigError: it is none; gRPC would say so at the first request only.
+    """
+    try:
+        return str(Address.parse(url, _GRPC_PORT))
+    except ValueError as exc:
+        raise ConfigError(f"--url: {exc}") from exc
 
 
 def _check_tls(cert: Path | None, key: Path | None) -> None:

@@ -54,7 +54,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     prompts = [await _deployment(request).encode(prompt) for prompt in body.prompts]
     log_probs = body.logprobs is not None
     answer = Answer(body, [_begin(request, body, prompt, limit, log_probs=log_probs) for prompt in prompts])
-    return await answered(request, answer.whole, answer.chunks, stream=bool(body.stream))
+    return await answered(request, answer, stream=bool(body.stream))
 
 
 @router.post("/chat/completions", response_model=ChatCompletion)
@@ -65,7 +65,7 @@ async def chat_completions(body: ChatCompletionRequest, request: Request) -> Res
     room = max(1, deployment.context - len(prompt))
     limit = body.max_completion_tokens or body.max_tokens or min(request.app.state.settings.chat_tokens, room)
     answer = ChatAnswer(body, _begin(request, body, prompt, limit, log_probs=bool(body.logprobs)))
-    return await answered(request, answer.whole, answer.chunks, stream=bool(body.stream))
+    return await answered(request, answer, stream=bool(body.stream))
 
 
 def _deployment(request: Request) -> Deployment:

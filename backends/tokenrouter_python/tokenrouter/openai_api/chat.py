@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletionMessage, ChatCompletionTokenLogprob
+from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 
-from tokenrouter.openai_api.completions import Chunk, usage_of
+from tokenrouter.openai_api.completions import usage_of
+from tokenrouter.openai_api.events import Chunk, TextEvents, event
 from tokenrouter.openai_api.requests import ChatCompletionRequest
 from tokenrouter.openai_api.response_stream import ResponseStream
 from tokenrouter.openai_api.routing import routing_of
@@ -26,6 +27,7 @@ class ChatAnswer:
     response: ResponseStream
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
+    _begun: bool = field(default=False, init=False)
 
     async def whole(self) -> ChatCompletion:
         """The answer when all of it is there."""
@@ -42,16 +44,30 @@ class ChatAnswer:
             usage=usage_of([self.response]),
         )
 
-    async def chunks(self) -> AsyncIterator[list[Chunk]]:
-        """The answer as it comes: the role, the text, the reason, and the usage if asked for."""
-        envelope = self._envelope()
-        role = [_chunk(envelope, {"role": "assistant", "content": ""})]
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes: the role, and the text; those events together that came together."""
+        of = self._event_of()
         async for pieces in self.response.pieces():
-            yield role + [_chunk(envelope, {"content": piece.text}, **self._extras([piece])) for piece in pieces]
-            role = []
-        yield [*role, _chunk(envelope, {}, self.response.finish_reason, **self._totals())]
+            yield self._beginning() + b"".join([of(piece) for piece in pieces])
+
+    def ending(self) -> bytes:
+        """The reason to finish, and the usage if asked for."""
+        ending = self._beginning() + event(self._chunk(_choice({}, self.response.finish_reason, **self._totals())))
         if self.request.include_usage:
-            yield [{**envelope, "usage": usage_of([self.response]).model_dump()}]
+            ending += event({**self._chunk(), "usage": usage_of([self.response]).model_dump()})
+        return ending
+
+    def _beginning(self) -> bytes:
+        """The role, the first time."""
+        begun, self._begun = self._begun, True
+        return b"" if begun else event(self._chunk(_choice({"role": "assistant", "content": ""})))
+
+    def _event_of(self) -> Callable[[Piece], bytes]:
+        """What writes a piece of the text."""
+        if self.request.logprobs or self.request.routed:
+            return lambda piece: event(self._chunk(_choice({"content": piece.text}, **self._extras([piece]))))
+        texts = TextEvents(self._chunk(_choice({"content": ""})), "content")
+        return lambda piece: texts.of(piece.text)
 
     def _extras(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         extras: dict[str, Any] = {}
@@ -78,12 +94,15 @@ class ChatAnswer:
             )
         return entries
 
-    def _envelope(self) -> Chunk:
-        chunk = ChatCompletionChunk(
-            id=self.id, choices=[], created=self.created, model=self.request.model, object="chat.completion.chunk"
-        )
-        return chunk.model_dump(exclude_unset=True)
+    def _chunk(self, *choices: Chunk) -> Chunk:
+        return {
+            "id": self.id,
+            "choices": choices,
+            "created": self.created,
+            "model": self.request.model,
+            "object": "chat.completion.chunk",
+        }
 
 
-def _chunk(envelope: Chunk, delta: dict[str, Any], reason: str | None = None, **extras: Any) -> Chunk:
-    return {**envelope, "choices": [{"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **extras}]}
+def _choice(delta: dict[str, Any], reason: str | None = None, **extras: Any) -> Chunk:
+    return {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None, **extras}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.completion_choice import Logprobs
 
+from tokenrouter.openai_api.events import Chunk, TextEvents, event
 from tokenrouter.openai_api.requests import CompletionRequest
 from tokenrouter.openai_api.response_stream import ResponseStream
 from tokenrouter.openai_api.routing import routing_of
@@ -35,25 +36,32 @@ class Answer:
         finally:
             for task in tasks:
                 task.cancel()
-        return self._completion(list(choices), self._usage())
+        return Completion(
+            id=self.id,
+            choices=list(choices),
+            created=self.created,
+            model=self.request.model,
+            object="text_completion",
+            usage=self._usage(),
+        )
 
-    async def chunks(self) -> AsyncIterator[list[Chunk]]:
-        """The answer as it comes, prompt after prompt; those chunks together that came together."""
-        envelope = self._completion([]).model_dump(exclude_unset=True)
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as it comes, prompt after prompt, but for its ending; those events together that came together."""
         for index, response in enumerate(self.responses):
-            offset = 0
+            if index:
+                yield event(self._last(index - 1))
             if echo := self._echo(response):
-                yield [_chunk(envelope, _choice(index, echo))]
-                offset = len(echo)
+                yield event(self._chunk(_choice(index, echo)))
+            of = self._event_of(index, len(echo))
             async for pieces in response.pieces():
-                chunks = []
-                for piece in pieces:
-                    chunks.append(_chunk(envelope, _choice(index, piece.text, **self._extras([piece], offset))))
-                    offset += len(piece.text)
-                yield chunks
-            yield [_chunk(envelope, _choice(index, "", response.finish_reason, **self._totals(response)))]
+                yield b"".join([of(piece) for piece in pieces])
+
+    def ending(self) -> bytes:
+        """The last choice's reason to finish, and the usage if asked for."""
+        ending = event(self._last(len(self.responses) - 1))
         if self.request.include_usage:
-            yield [{**envelope, "usage": self._usage().model_dump()}]
+            ending += event({**self._chunk(), "usage": self._usage().model_dump()})
+        return ending
 
     async def _collect(self, index: int) -> CompletionChoice:
         response = self.responses[index]
@@ -62,6 +70,25 @@ class Answer:
         text = echo + "".join(piece.text for piece in pieces)
         extras = {**self._extras(pieces, len(echo)), **self._totals(response, pieces)}
         return CompletionChoice.model_validate(_choice(index, text, response.finish_reason, **extras))
+
+    def _event_of(self, index: int, offset: int) -> Callable[[Piece], bytes]:
+        """What writes a piece of this choice's text, which begins at an offset."""
+        if self.request.logprobs is None and not self.request.routed:
+            texts = TextEvents(self._chunk(_choice(index, "")), "text")
+            return lambda piece: texts.of(piece.text)
+
+        def with_extras(piece: Piece) -> bytes:
+            nonlocal offset
+            chunk = self._chunk(_choice(index, piece.text, **self._extras([piece], offset)))
+            offset += len(piece.text)
+            return event(chunk)
+
+        return with_extras
+
+    def _last(self, index: int) -> Chunk:
+        """The last chunk of a choice: why it ended."""
+        response = self.responses[index]
+        return self._chunk(_choice(index, "", response.finish_reason, **self._totals(response)))
 
     def _echo(self, response: ResponseStream) -> str:
         if not self.request.echo:
@@ -96,15 +123,15 @@ class Answer:
     def _usage(self) -> CompletionUsage:
         return usage_of(self.responses)
 
-    def _completion(self, choices: list[CompletionChoice], usage: CompletionUsage | None = None) -> Completion:
-        return Completion(
-            id=self.id,
-            choices=choices,
-            created=self.created,
-            model=self.request.model,
-            object="text_completion",
-            usage=usage,
-        )
+    def _chunk(self, *choices: Chunk) -> Chunk:
+        return {
+            "id": self.id,
+            "choices": choices,
+            "created": self.created,
+            "model": self.request.model,
+            "object": "text_completion",
+            "usage": None,
+        }
 
 
 def usage_of(responses: Sequence[ResponseStream]) -> CompletionUsage:
@@ -112,14 +139,6 @@ def usage_of(responses: Sequence[ResponseStream]) -> CompletionUsage:
     prompt = sum(len(response.prompt) for response in responses)
     completion = sum(response.completion_tokens for response in responses)
     return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
-
-
-# A chunk is a dict, since it is made for every token: the package's models take 50 us each to build and write.
-Chunk = dict[str, Any]
-
-
-def _chunk(envelope: Chunk, choice: dict[str, Any]) -> Chunk:
-    return {**envelope, "choices": [choice]}
 
 
 def _choice(index: int, text: str, reason: str | None = None, **extras: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Deployment:
         self.context = min(_context(model) for model in models)
         self._template = ChatTemplate(models[0].checkpoint, chat_template)
 
-    @property
+    @cached_property
     def model_ids(self) -> list[str]:
         """Everything that `model` may name: the entry, each policy of it, each LLM."""
         policies = sorted(self.config.selectable | {self.config.policy.name})
