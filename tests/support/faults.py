@@ -71,10 +71,10 @@ def _poison() -> None:
 
     healthy_step = EmulatedEngine.step
 
-    def poisoned_step(self: Any, rows: Sequence[EngineRow]) -> StepResult:
+    def poisoned_step(self: Any, rows: Sequence[EngineRow], *others: Any) -> StepResult:
         for row in rows:
             if [*self._open[row.handle].tokens, *row.tokens][-len(POISON) :] == _POISON_IDS:
                 raise RuntimeError("poisoned")
-        return healthy_step(self, rows)
+        return healthy_step(self, rows, *others)
 
     EmulatedEngine.step = poisoned_step  # type: ignore[method-assign]
