@@ -30,10 +30,10 @@ def generated(repository: Path) -> tuple[list[Any], int]:
     ran = 0
     original = EmulatedEngine.step
 
-    def counted(self: EmulatedEngine, rows: Any) -> Any:
+    def counted(self: EmulatedEngine, rows: Any, *others: Any) -> Any:
         nonlocal ran
         ran += sum(len(row.tokens) for row in rows)
-        return original(self, rows)
+        return original(self, rows, *others)
 
     with pytest.MonkeyPatch.context() as patch, TokenRouter.from_repository(repository) as router:
         patch.setattr(EmulatedEngine, "step", counted)
