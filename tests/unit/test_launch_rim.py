@@ -25,7 +25,7 @@ from tools.launch.health import Health, answer
 from tools.launch.watch import Death, Watch
 from tools.tritonserver.connections import cut_clients
 from tools.tritonserver.ports import free_port
-from tools.tritonserver.processes import Processes, catches
+from tools.tritonserver.processes import Processes, catches, model_of
 
 UP = Component(Condition.UP, 10.0)
 SERVING = Status(Phase.SERVING, "", {SERVER: UP, FRONT: UP, "small": UP, "large": UP}, {}, {})
@@ -238,6 +238,25 @@ def test_processes_are_found_by_what_they_inherit(processes: Processes, tmp_path
     assert processes.is_running()
     assert processes.end(30.0) == -signal.SIGTERM
     assert sleepers(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("hangs", "code"), [(True, 0), (False, -signal.SIGKILL)])
+def test_a_server_that_may_wait_for_ever_is_ended_when_no_response_is_left(
+    tmp_path: Path, hangs: bool, code: int
+) -> None:
+    model = tmp_path / "small" / "1" / "model.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("import time; time.sleep(60)")
+    script = f"trap '' TERM; {sys.executable} {model} & wait; sleep 60"
+    mark = f"TOKENROUTER_TEST_{os.getpid()}"
+    with (tmp_path / "log").open("wb") as log, open("/dev/null", "rb") as keep:
+        started = Processes(["sh", "-c", script], {**os.environ, mark: str(tmp_path)}, log, keep.fileno(), mark=mark)
+        end = time.monotonic() + 30
+        while not (stubs := started.stubs()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert started.end(3.0, hangs=hangs, cut_after_s=0.0) == code
+    assert model_of(stubs["small"]) is None
 
 
 def test_a_signal_goes_only_to_who_has_a_handler_for_it() -> None:

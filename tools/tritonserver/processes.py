@@ -76,7 +76,9 @@ class Processes:
             cut_after_s: when clients of these ports are cut off, because no response is left: Triton waits for idle
                 connections as long as for requests, and then fails to stop. If all its models have ended and it has not
                 a second later, it waits for a process that died, and is killed; that counts as exit code 0.
-            hangs: it is known to do that, and is killed as soon as its models have ended.
+            hangs: a model of it died and was loaded again. Then it may wait for ever for that process once its models
+                have ended, or for connections whose requests died with it before it ends its models: it is killed as
+                soon as the former is the case, or a second after the cut; that counts as exit code 0.
         """
         if self._exit_code is None:
             self._exit_code = self._end_server(patience_s, hangs, cut_after_s, ports)
@@ -99,7 +101,8 @@ class Processes:
             if passed_s >= cut_after_s:
                 with contextlib.suppress(OSError):  # it ends without, later
                     cut_clients(self.pid, ports)
-            if (hangs or passed_s >= cut_after_s + _CUT_S) and not self.stubs():
+            cut = passed_s >= cut_after_s + _CUT_S
+            if (hangs and cut) or ((hangs or cut) and not self.stubs()):
                 self._server.kill()
                 self._server.wait()
                 return 0
