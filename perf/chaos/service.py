@@ -58,6 +58,7 @@ class Service:
             *("--supervisor-port", str(supervisor), "--openai-port", str(openai), "--restart-limit", "1000000"),
         ]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._printed = ""
 
     def __enter__(self) -> Service:
         env = {**os.environ, "TOKENROUTER_ADMIN_KEY": self._key}
@@ -74,6 +75,8 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._printed = self.log_text()
+        self._log.close()
 
     def stop(self) -> None:
         """SIGTERM, and SIGKILL after a while."""
@@ -89,6 +92,8 @@ class Service:
 
     def log_text(self) -> str:
         """What the launcher has printed, Triton's log included."""
+        if self._log.closed:
+            return self._printed
         self._log.seek(0)
         return self._log.read().decode("utf-8", "replace")
 
