@@ -213,8 +213,7 @@ def _excuses(absence: Absence, other: Attempt) -> bool:
 
 def _excuses_event(absence: Absence, event: Event) -> bool:
     """Whether what belonged to an event found tritonserver or the entry model dead, which it need not have killed."""
-    from_s, to_s = absence.from_s - _AROUND_S, absence.to_s + _AROUND_S
-    return absence.name in (ENTRY, SERVER) and event.began_s <= to_s and event.ended_s >= from_s
+    return absence.name in (ENTRY, SERVER) and _touches(event, absence.from_s, absence.to_s)
 
 
 def _excused_by_stop(event: Event, other: Attempt) -> bool:
@@ -222,7 +221,7 @@ def _excused_by_stop(event: Event, other: Attempt) -> bool:
     return stopped and _touches(other, event.began_s, event.over_s)
 
 
-def _touches(other: Attempt, from_s: float, to_s: float) -> bool:
+def _touches(other: Attempt | Event, from_s: float, to_s: float) -> bool:
     return other.began_s <= to_s + _AROUND_S and other.ended_s >= from_s - _AROUND_S
 
 

@@ -55,26 +55,13 @@ class Pool:
             if (known := self.seen.get((each, requests))) is None or (to_the_end and not known.complete)
         ]
         profile, demand, objectives, seed = self._what
+        options: dict[str, Any] = {"requests": requests, "seed": seed, "to_the_end": to_the_end, "least": least}
         if self.workers > 1 and len(new) > 1:
             # As text, because what a profile remembers of itself does not travel.
-            text = dump_profile(profile)
-            options: dict[str, Any] = {"requests": requests, "seed": seed, "to_the_end": to_the_end, "least": least}
-            job = partial(_evaluate, text, demand, objectives, **options)
+            job = partial(_evaluate, dump_profile(profile), demand, objectives, **options)
             found = list(self._started().map(job, new))
         else:
-            found = [
-                evaluate(
-                    profile,
-                    each,
-                    demand,
-                    objectives,
-                    requests=requests,
-                    seed=seed,
-                    to_the_end=to_the_end,
-                    least=least,
-                )
-                for each in new
-            ]
+            found = [evaluate(profile, each, demand, objectives, **options) for each in new]
         self.seen.update({(each, requests): one for each, one in zip(new, found, strict=True)})
         return {each: self.seen[each, requests] for each in candidates}
 

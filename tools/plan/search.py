@@ -97,7 +97,7 @@ class Planner:
         # As many as were seen, and some more, may run; a server has to be given a number.
         peak = prediction.peak_in_flight
         allowed = replace(chosen, max_inflight=min(self._kv_allows(chosen), math.ceil(1.25 * peak)))
-        limited = self._pool.predict([allowed], self._final, least=CONFIRMED, to_the_end=True)[allowed]
+        limited = self._in_full([allowed])[allowed]
         if limited.holds:
             chosen, prediction = allowed, limited
         else:
@@ -200,7 +200,7 @@ class Planner:
         for done in range(_MOST_ROUNDS):
             self._tell(f"confirming {self._name(candidate)}", done / _MOST_ROUNDS)
             smaller = list(self._smaller(candidate))
-            found = self._pool.predict([candidate, *smaller], self._final, least=CONFIRMED, to_the_end=True)
+            found = self._in_full([candidate, *smaller])
             if not found[candidate].holds:
                 failed.add(candidate)
                 candidate = self._grown(candidate)
@@ -214,7 +214,7 @@ class Planner:
     def _grown(self, candidate: Candidate) -> Candidate:
         """One that is a little larger and holds, the cheapest such; all models a little more if none does."""
         tried = [candidate.with_replicas(place, count + _step(count)) for place, count in enumerate(candidate.replicas)]
-        found = self._pool.predict(tried, self._final, least=CONFIRMED, to_the_end=True)
+        found = self._in_full(tried)
         if holding := [each for each in tried if found[each].holds]:
             return min(holding, key=self._cost)
         return replace(candidate, replicas=tuple(count + _step(count) for count in candidate.replicas))
@@ -230,6 +230,10 @@ class Planner:
         self._tell(f"trying {', '.join(map(self._name, candidates))}", 0.0)
         found = self._pool.predict(candidates, self._rough, least=TRIED)
         return {each: one.holds for each, one in found.items()}
+
+    def _in_full(self, candidates: Sequence[Candidate]) -> dict[Candidate, Prediction]:
+        """What they do on as many requests as confirm a deployment."""
+        return self._pool.predict(candidates, self._final, least=CONFIRMED, to_the_end=True)
 
     def _kv_allows(self, candidate: Candidate) -> int:
         """Requests of mean length for whose KV all replicas of each model have room."""
