@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatComplet
 from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 
 from tokenrouter.openai_api.completions import usage_of
-from tokenrouter.openai_api.events import Chunk, TextEvents, event
+from tokenrouter.openai_api.events import Chunk, TextEvents, chunk, event
 from tokenrouter.openai_api.requests import ChatCompletionRequest
 from tokenrouter.openai_api.response_stream import ResponseStream
 from tokenrouter.openai_api.routing import routing_of
@@ -95,13 +95,7 @@ class ChatAnswer:
         return entries
 
     def _chunk(self, *choices: Chunk) -> Chunk:
-        return {
-            "id": self.id,
-            "choices": choices,
-            "created": self.created,
-            "model": self.request.model,
-            "object": "chat.completion.chunk",
-        }
+        return chunk("chat.completion.chunk", self.id, self.created, self.request.model, choices)
 
 
 def _choice(delta: dict[str, Any], reason: str | None = None, **extras: Any) -> Chunk:

@@ -12,7 +12,7 @@ from typing import Any
 from openai.types import Completion, CompletionChoice, CompletionUsage
 from openai.types.completion_choice import Logprobs
 
-from tokenrouter.openai_api.events import Chunk, TextEvents, event
+from tokenrouter.openai_api.events import Chunk, TextEvents, chunk, event
 from tokenrouter.openai_api.requests import CompletionRequest
 from tokenrouter.openai_api.response_stream import ResponseStream
 from tokenrouter.openai_api.routing import routing_of
@@ -79,9 +79,9 @@ class Answer:
 
         def with_extras(piece: Piece) -> bytes:
             nonlocal offset
-            chunk = self._chunk(_choice(index, piece.text, **self._extras([piece], offset)))
+            found = event(self._chunk(_choice(index, piece.text, **self._extras([piece], offset))))
             offset += len(piece.text)
-            return event(chunk)
+            return found
 
         return with_extras
 
@@ -124,14 +124,7 @@ class Answer:
         return usage_of(self.responses)
 
     def _chunk(self, *choices: Chunk) -> Chunk:
-        return {
-            "id": self.id,
-            "choices": choices,
-            "created": self.created,
-            "model": self.request.model,
-            "object": "text_completion",
-            "usage": None,
-        }
+        return {**chunk("text_completion", self.id, self.created, self.request.model, choices), "usage": None}
 
 
 def usage_of(responses: Sequence[ResponseStream]) -> CompletionUsage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,6 +16,11 @@ DONE = b"data: [DONE]\n\n"
 def event(content: object) -> bytes:
     """Anything as an event."""
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+def chunk(kind: str, answer_id: str, created: int, model: str, choices: Sequence[Chunk]) -> Chunk:
+    """What every chunk of an answer has; `kind` is its `object`, `created` in s since 1970."""
+    return {"id": answer_id, "choices": choices, "created": created, "model": model, "object": kind}
 
 
 class TextEvents:
