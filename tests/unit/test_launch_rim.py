@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.waiting import until
 from tokenrouter.direct_http import http_open
 from tools.launch.decisions import FRONT, SERVER, Component, Condition, Phase, Status
 from tools.launch.follower import LogFollower
@@ -251,10 +252,7 @@ def test_a_server_that_may_wait_for_ever_is_ended_when_no_response_is_left(
     mark = f"TOKENROUTER_TEST_{os.getpid()}"
     with (tmp_path / "log").open("wb") as log, open("/dev/null", "rb") as keep:
         started = Processes(["sh", "-c", script], {**os.environ, mark: str(tmp_path)}, log, keep.fileno(), mark=mark)
-        end = time.monotonic() + 30
-        while not (stubs := started.stubs()):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        stubs = until(started.stubs, what="the model's process")
         assert started.end(3.0, hangs=hangs, cut_after_s=0.0) == code
     assert model_of(stubs["small"]) is None
 
