@@ -234,6 +234,18 @@ def test_the_ledger_is_the_sum_of_those_that_run_and_they_start_in_order(
             assert admission.replicas.reserved_blocks(name) == blocks <= info.kv_blocks
 
 
+@pytest.mark.parametrize(("blocks", "most"), [(10, 40), (300, 1000)], ids=["pool", "context"])
+def test_a_prompt_for_which_no_model_has_room_is_refused_before_it_is_a_request(blocks: int, most: int) -> None:
+    replicas = {"small": ("small",), "large": ("large",)}
+    admission = Admission(replicas, max_inflight=1, connect_timeout_ns=1, queue=EntryQueuePolicy())
+    admission.replicas.connected("small", model_info("small", block_tokens=4, kv_blocks=5))
+    admission.check_length(10**6)  # the other one may have room
+    admission.replicas.connected("large", model_info("large", block_tokens=4, kv_blocks=blocks))
+    admission.check_length(most - 1)  # and one of the response
+    with pytest.raises(PromptTooLong, match=rf"prompt \({most} tokens\) .* model 'large' .* {most} tokens.*: shorten"):
+        admission.check_length(most)
+
+
 # --- deadlines --------------------------------------------------------------------------------------------------------
 
 

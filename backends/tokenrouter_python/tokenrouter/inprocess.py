@@ -72,7 +72,7 @@ class InProcessDriver:
         Raises:
             RouterError: the request is refused; nothing was kept.
         """
-        request = self.entry.builder.build(fields)
+        request = self.entry.builder.build(fields, check_length=self.orchestrator.check_length)
         return self.orchestrator.submit(request, now_ns=time.monotonic_ns())
 
     def cancel(self, keys: Iterable[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -194,14 +194,25 @@ class RequestBuilder:
     limits: Limits = field(default_factory=Limits)
     defaults: Defaults = field(default_factory=Defaults)
 
-    def build(self, fields: RequestFields, *, timeout_ns: int | None = None) -> GenerationRequest:
+    def build(
+        self,
+        fields: RequestFields,
+        *,
+        timeout_ns: int | None = None,
+        check_length: Callable[[int], None] = lambda _: None,
+    ) -> GenerationRequest:
         """Validates everything that can be known without the models' limits.
+
+        Args:
+            fields: what the client sent.
+            timeout_ns: of the request.
+            check_length: told the number of the prompt's tokens before anything is made of them; it may raise.
 
         Raises:
             InvalidRequest: names the field, its value and the allowed form.
         """
         self.limits.check(fields)
-        prompt, tokens = self._prompt(fields)
+        prompt, tokens = self._prompt(fields, check_length)
         words = [*fields.stop_words, *self._texts(fields.stop_word_ids)]
         special = special_words(self.tokenizer, words)
         return GenerationRequest(
@@ -217,13 +228,14 @@ class RequestBuilder:
             explain=self._explains(fields),
         )
 
-    def _prompt(self, fields: RequestFields) -> tuple[str, list[int]]:
+    def _prompt(self, fields: RequestFields, check_length: Callable[[int], None]) -> tuple[str, list[int]]:
         if fields.text_input is not None and fields.input_ids is not None:
             raise InvalidRequest("both text_input and input_ids are given; send one of them")
         if fields.input_ids is not None:
             tokens = [int(token) for token in fields.input_ids]
             if fields.input_length is not None:
                 tokens = tokens[: _in_range("input_lengths", fields.input_length, 1, len(tokens), "input_ids")]
+            check_length(len(tokens))
             self._check_ids(tokens)
             return decode_prompt(self.tokenizer, tokens), tokens
         if not fields.text_input:
@@ -232,6 +244,7 @@ class RequestBuilder:
         if special is None:
             special = self.defaults.add_special_tokens
         tokens = encode_prompt(self.tokenizer, fields.text_input, add_special_tokens=special)
+        check_length(len(tokens))
         if not tokens:
             raise InvalidRequest("text_input gives no token with this model's tokenizer; send some other text")
         # A tokenizer may know tokens that the model has no embedding for.

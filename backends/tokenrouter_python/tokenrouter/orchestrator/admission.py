@@ -65,6 +65,23 @@ class Admission:
         tokens, text = min(limits, key=itemgetter(0), default=(generation.kv_tokens, ""))
         return _too_long(generation, text) if generation.kv_tokens > tokens else None
 
+    def check_length(self, prompt_tokens: int) -> None:
+        """Refuses a prompt for which no model has room, whatever the request visits, so that nothing is made of it.
+
+        Raises:
+            PromptTooLong: with the largest model's limit. Never while a model is not connected, whose limit is unknown.
+        """
+        limits = []
+        for model in self.replicas.models:
+            if (info := self.replicas.largest(model)) is None:
+                return
+            limits.append(min(_limits(model, info), key=itemgetter(0)))
+        tokens, text = max(limits, key=itemgetter(0))
+        if prompt_tokens >= tokens:
+            raise PromptTooLong(
+                f"prompt ({prompt_tokens} tokens) + max_tokens (at least 1); {text}: shorten the prompt"
+            )
+
     def given_up(self, generation: Generation, *, now_ns: int) -> ModelUnavailable | None:
         """The error of a request that has awaited a model for the whole connect time-out; None if it goes on.
 

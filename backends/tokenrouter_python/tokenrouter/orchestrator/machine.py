@@ -130,13 +130,12 @@ class Orchestrator(Speculating):
         """Whether `route` need not load this policy; callable from any thread."""
         return self._policies.found(policy) is not None
 
+    def check_length(self, prompt_tokens: int) -> None:
+        """See `Admission.check_length`; callable from any thread."""
+        self._admission.check_length(prompt_tokens)
+
     def submit(
-        self,
-        request: GenerationRequest,
-        *,
-        now_ns: int,
-        arrived_ns: int | None = None,
-        route: Route | None = None,
+        self, request: GenerationRequest, *, now_ns: int, arrived_ns: int | None = None, route: Route | None = None
     ) -> int:
         """A request arrives; it starts at once if it can. Returns its key.
 

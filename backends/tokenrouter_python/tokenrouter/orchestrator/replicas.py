@@ -6,7 +6,7 @@ from then on. The pin moves only if that replica is gone and another one has roo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenrouter.engines.base import blocks_needed
@@ -102,6 +102,11 @@ class Replicas:
         return self._replicas[replica].pinned
 
     # --- models ---------------------------------------------------------------------------------------------------
+
+    @property
+    def models(self) -> Collection[str]:
+        """All models of the deployment."""
+        return self._by_model.keys()
 
     def largest(self, model: str) -> ModelInfo | None:
         """What the connected replica says that takes the longest sequences; None if none is connected."""

@@ -133,6 +133,8 @@ class Frontend:
             self._read(call, tensors)
             return
         check_sizes(tensors, self._inputs, self._entry.builder.limits)
+        if "input_ids" in tensors and "input_lengths" not in tensors:  # without them all ids are the prompt
+            self._orchestrator.check_length(tensors["input_ids"].shape[-1])
         # Numbers lie in memory that Triton takes back when this thread returns to it.
         tensors = {name: array if array.dtype == np.object_ else array.copy() for name, array in tensors.items()}
         self._later(call, size, partial(self._read, call, tensors))
@@ -154,7 +156,8 @@ class Frontend:
             raise InvalidRequest("stream is true, but this model is not decoupled and gives one response: leave it out")
         if fields.explain:  # the routing says it
             form = replace(form, return_routing=True)
-        built = builder.build(fields, timeout_ns=self._timeout_ns(call.timeout_us, fields.priority))
+        timeout_ns = self._timeout_ns(call.timeout_us, fields.priority)
+        built = builder.build(fields, timeout_ns=timeout_ns, check_length=self._orchestrator.check_length)
         if call.trace is not None:
             built = replace(built, trace=call.trace)
         call.reply.accept(form, stream=built.stream, prompt=built.prompt, prompt_ids=built.tokens)
