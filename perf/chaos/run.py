@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ _GIVE_UP_S = 180.0
 _LOOK_S = 0.02
 _PAUSE_S = (1.0, 4.0)
 _WARM_UP = 0.2
+_NICER = 10
 
 
 @dataclass(frozen=True)
@@ -63,16 +66,28 @@ def chaos(
     report: Report,
     patience_s: float = 60.0,
 ) -> Outcome:
-    """Runs events for so long; afterwards the deployment has ended. What takes longer than `patience_s` has hung."""
+    """Runs events for so long; afterwards the deployment has ended. What takes longer than `patience_s` has hung.
+
+    The calling thread, and with it all clients but the probing streams, runs after the servers from then on: clients
+    belong on other machines.
+    """
     outcome = Outcome(seed, in_flight, began_s=time.perf_counter())
     sampler = Sampler(service)
     loop = KnownLoop(service.to, known.answers, in_flight, seed=seed, patience_s=patience_s)
-    with sampler, Prober(service.grpc_url, prompt=_PROMPT, **LONG) as prober, loop:
-        _happen(service, known, outcome, prober, seconds, report)
+    with sampler, Prober(service.grpc_url, prompt=_PROMPT, **LONG) as prober:
+        _run_after_servers()
+        with loop:
+            _happen(service, known, outcome, prober, seconds, report)
     outcome.judged = loop.judged
     outcome.seconds = time.perf_counter() - outcome.began_s
     _finish(service, outcome, sampler)
     return outcome
+
+
+def _run_after_servers() -> None:
+    """Lowers the priority of this thread, and so of those that it starts: they have what cores the servers leave."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
 
 
 def _happen(service: Service, known: Known, outcome: Outcome, prober: Prober, seconds: float, report: Report) -> None:
