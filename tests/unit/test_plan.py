@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import statistics
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +24,9 @@ from tools.errors import CommandError
 from tools.plan.bounds import alone_ms, least_replicas
 from tools.plan.candidate import Candidate
 from tools.plan.demand import Arrival, Demand, Objectives, Source, trace_demand
-from tools.plan.evaluate import evaluate, sliced
+from tools.plan.evaluate import Prediction, evaluate, sliced
 from tools.plan.pool import Pool
-from tools.plan.search import Plan, Planner
+from tools.plan.search import FINAL_REQUESTS, ROUGH_REQUESTS, Plan, Planner
 from tools.prices import read_prices
 from tools.simulate.deployment import markov_policy
 
@@ -240,6 +242,37 @@ def test_more_requests_or_stricter_objectives_never_need_less(case: tuple[Profil
     strict = Objectives(0.75 * objectives.ttft_p99_ms, 0.75 * objectives.itl_p99_ms)
     with suppress(CommandError):  # that nothing holds them
         assert planned(profile, demand, strict).cost >= base.cost
+
+
+class Judge(Pool):
+    """Instead of a simulation: so many replicas suffice, by the number of requests on which they are tried."""
+
+    def __init__(self, needed: dict[int, tuple[int, int]]) -> None:
+        super().__init__(R2R, Demand(1.0), Objectives(1.0, 1.0), workers=2)
+        self.needed, self.asked = needed, 0
+
+    def predict(
+        self, candidates: Sequence[Candidate], requests: int, *, least: int, to_the_end: bool = False
+    ) -> dict[Candidate, Prediction]:
+        for each in candidates:
+            self.asked += requests == FINAL_REQUESTS and (each, requests) not in self.seen
+            enough = all(map(operator.ge, each.replicas, self.needed[requests]))
+            misses = () if enough else ("too few",)
+            self.seen[each, requests] = Prediction(1, 1, 1, 1, misses, requests, 1, {}, {}, 1, 1, complete=True)
+        return {each: self.seen[each, requests] for each in candidates}
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.99, 1.0, 1.01, 1.05, 1.1, 1.3, 2.0])
+@pytest.mark.parametrize("few", [(1, 2), (10, 75), (110, 760)])
+def test_what_was_tried_on_few_requests_is_soon_mended_on_many(few: tuple[int, int], factor: float) -> None:
+    """However far off the trials were, a plan of a thousand replicas needs some twenty runs on many, not a hundred."""
+    many = tuple(math.ceil(factor * count) for count in few)
+    with Judge({ROUGH_REQUESTS: few, FINAL_REQUESTS: many}) as judge:
+        demand = Demand(0.2 * few[1], 20, 40.0)
+        plan = Planner(R2R, demand, Objectives(1e6, 1e6), dict.fromkeys(R2R.names, 1.0), judge).plan()
+    for found, needed in zip(plan.chosen.replicas, many, strict=True):
+        assert needed <= found <= math.ceil(1.02 * needed)
+    assert judge.asked <= 30
 
 
 def test_prices_decide_which_replicas_are_saved() -> None:

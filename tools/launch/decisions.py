@@ -245,22 +245,22 @@ class Decisions:
         """The OpenAI-compatible server runs."""
         self._up(FRONT, now_s)
 
-    def died(self, name: str, *, now_s: float) -> None:
-        """A process ended that nobody had asked to end. Ignored while everything is started again anyway."""
+    def died(self, name: str, *, now_s: float) -> bool:
+        """A process ended that nobody had asked to end. Returns whether that matters: not during a restart."""
         if name not in self._components or name in self._dead_s:
-            return
-        if name != FRONT and self._phase is not Phase.SERVING:
-            return
-        if name not in self._reloading:  # else: the new process died while it loaded, and its load will say so
-            self._dead_s[name] = now_s
-            self._since_s.setdefault(name, now_s)
-            self._set(name, Condition.DEAD, now_s)
+            return False
+        if name in self._reloading or (name != FRONT and self._phase is not Phase.SERVING):
+            return False  # the new process died while it loaded, and its load will say so
+        self._dead_s[name] = now_s
+        self._since_s.setdefault(name, now_s)
+        self._set(name, Condition.DEAD, now_s)
+        return True
 
-    def lost(self, model: str, *, now_s: float) -> None:
-        """A model has no process, and nobody saw it end: it died before it was watched."""
+    def lost(self, model: str, *, now_s: float) -> bool:
+        """A model has no process, and nobody saw it end: it died before it was watched. Returns as `died` does."""
         if self._phase is Phase.SERVING:
             self._components.setdefault(model, Component(Condition.UP, now_s))
-            self.died(model, now_s=now_s)
+        return self.died(model, now_s=now_s)
 
     def unloaded(self, model: str, *, now_s: float) -> None:
         """A model's process ended because somebody unloaded it."""

@@ -206,8 +206,12 @@ class Supervisor:
         """Once more than a probe later: before that somebody may just be unloading them."""
         for model in self._suspects.intersection(models):
             if self._watch.pid(model) is None:
-                self._decisions.lost(model, now_s=time.monotonic())
+                self._lose(model)
         self._suspects = set(models)
+
+    def _lose(self, model: str) -> None:
+        if self._decisions.lost(model, now_s=time.monotonic()):
+            self._say(f"the process of {model} ended before it was watched")
 
     def _probe(self) -> None:
         """In a thread of its own: tells whether tritonserver answers, and which models died unseen."""
@@ -233,8 +237,7 @@ class Supervisor:
             self._watch.add(model, pid)
         self._decisions.started(stubs, now_s=time.monotonic())
         for model in self._lost_models():
-            self._say(f"the process of {model} ended before it was watched")
-            self._decisions.lost(model, now_s=time.monotonic())
+            self._lose(model)
         if self._remote:
             self._decisions.connected(states(self._server.metrics_url, self._remote), now_s=time.monotonic())
 
