@@ -262,8 +262,8 @@ class Judge(Pool):
         return {each: self.seen[each, requests] for each in candidates}
 
 
-@pytest.mark.parametrize("factor", [0.9, 0.99, 1.0, 1.01, 1.05, 1.1, 1.3, 2.0])
-@pytest.mark.parametrize("few", [(1, 2), (10, 75), (110, 760)])
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.05, 1.3])
+@pytest.mark.parametrize("few", [(1, 2), (110, 760)])
 def test_what_was_tried_on_few_requests_is_soon_mended_on_many(few: tuple[int, int], factor: float) -> None:
     """However far off the trials were, a plan of a thousand replicas needs some twenty runs on many, not a hundred."""
     many = tuple(math.ceil(factor * count) for count in few)
