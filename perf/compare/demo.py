@@ -32,6 +32,7 @@ POLICIES: Mapping[str, dict[str, Any]] = {
     "r2r": {"threshold": 0.0003},
     "rstitch": {"threshold": 0.001},
     "collm": {"threshold": 0.015},
+    "random": {"p": 0.3},
     "me": {"weights": {"small": 0.7, "large": 0.3}},
 }
 _MAX_TOKENS = 96
