@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ _GIVE_UP_S = 180.0
 _LOOK_S = 0.02
 _PAUSE_S = (1.0, 4.0)
 _WARM_UP = 0.2
-_NICER = 10
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,8 @@ def chaos(
 
 
 def _run_after_servers() -> None:
-    """Lowers the priority of this thread, and so of those that it starts: they have what cores the servers leave."""
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICER)
+    """This thread, and those that it starts, have what cores the servers leave."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _happen(service: Service, known: Known, outcome: Outcome, prober: Prober, seconds: float, report: Report) -> None:

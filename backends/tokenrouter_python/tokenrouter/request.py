@@ -11,13 +11,15 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from tokenrouter.errors import InvalidRequest
+from tokenrouter.errors import InvalidRequest, PromptTooLong
 from tokenrouter.messages import PolicySpec, Sampling
-from tokenrouter.tokenization import decode_prompt, encode_prompt, largest_id, special_words, word_forms
+from tokenrouter.tokenization import decode_prompt, encode_prompt, largest_id, special_words, surely_tokens, word_forms
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
 MOST_EXPLAINED = 4096
+_CHARACTERS = 4
+"""Of a token, in most texts."""
 
 
 # Numbers of ids of all words together.
@@ -243,6 +245,7 @@ class RequestBuilder:
         special = fields.add_special_tokens
         if special is None:
             special = self.defaults.add_special_tokens
+        self._check_long(fields.text_input, check_length)
         tokens = encode_prompt(self.tokenizer, fields.text_input, add_special_tokens=special)
         check_length(len(tokens))
         if not tokens:
@@ -255,6 +258,14 @@ class RequestBuilder:
                 f"[0, {self.vocab_size})"
             )
         return fields.text_input, tokens
+
+    def _check_long(self, text: str, check_length: Callable[[int], None]) -> None:
+        """Refuses a text that is much too long before all of it is encoded; others are not encoded twice."""
+        try:
+            check_length(len(text) // _CHARACTERS)
+        except PromptTooLong:
+            for tokens in surely_tokens(self.tokenizer, text):
+                check_length(tokens)
 
     def _explains(self, fields: RequestFields) -> bool:
         """An explanation is kept until the end, so a response that has one is short."""

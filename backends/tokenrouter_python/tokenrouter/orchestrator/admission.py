@@ -79,7 +79,7 @@ class Admission:
         tokens, text = max(limits, key=itemgetter(0))
         if prompt_tokens >= tokens:
             raise PromptTooLong(
-                f"prompt ({prompt_tokens} tokens) + max_tokens (at least 1); {text}: shorten the prompt"
+                f"prompt ({prompt_tokens} tokens or more) + max_tokens (at least 1); {text}: shorten the prompt"
             )
 
     def given_up(self, generation: Generation, *, now_ns: int) -> ModelUnavailable | None:
