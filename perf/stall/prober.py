@@ -7,6 +7,7 @@ ask afterwards what the responses did meanwhile, however busy its own process wa
 from __future__ import annotations
 
 import time
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from multiprocessing import get_context
@@ -65,7 +66,7 @@ class Prober:
         self._process.join()
 
     def gaps(self, start_s: float, end_s: float) -> list[float]:
-        """Seconds between two messages of a stream, of all streams, where they touch the time from start to end.
+        """Seconds between two messages of a response, of all streams, where they touch the time from start to end.
 
         One that goes on still counts as long as it is by now.
         """
@@ -105,10 +106,20 @@ class _Probe:
             yield list(loop.arrivals.times), list(loop.sent_s), loop is self.loop
 
 
-def gaps_between(times: Sequence[float], start_s: float, end_s: float, open_until_s: float | None) -> list[float]:
-    """Differences of successive times that touch [start, end]; the last one goes on until now if the stream is open."""
+def gaps_between(
+    sent: Sequence[float], times: Sequence[float], start_s: float, end_s: float, open_until_s: float | None
+) -> list[float]:
+    """Differences of successive times of one response that touch [start, end].
+
+    The last one goes on until now if the stream is open. One request follows the other: what was sent between two
+    messages begins another response.
+    """
     moments = [*times, open_until_s] if times and open_until_s is not None else times
-    return [after - before for before, after in pairwise(moments) if after >= start_s and before <= end_s]
+    return [
+        after - before
+        for before, after in pairwise(moments)
+        if after >= start_s and before <= end_s and bisect(sent, before) == bisect(sent, after)
+    ]
 
 
 def waits_of(
@@ -139,7 +150,7 @@ def _answer(what: str, probes: Sequence[_Probe], start_s: float, end_s: float) -
     for times, sent, is_open in (each for probe in probes for each in probe.loops()):
         now_s = time.perf_counter() if is_open else None
         if what == "gaps":
-            found += gaps_between(times, start_s, end_s, now_s)
+            found += gaps_between(sent, times, start_s, end_s, now_s)
         else:
             found += waits_of(sent, times, start_s, end_s, now_s)
     return found

@@ -21,11 +21,18 @@ TIMES = [1.0, 2.0, 2.5, 6.0]
     ],
 )
 def test_gaps_that_touch_a_time(start_s: float, end_s: float, now_s: float | None, gaps: list[float]) -> None:
-    assert gaps_between(TIMES, start_s, end_s, now_s) == pytest.approx(gaps)
+    assert gaps_between([0.5], TIMES, start_s, end_s, now_s) == pytest.approx(gaps)
 
 
 def test_before_the_first_message_there_is_no_gap() -> None:
-    assert gaps_between([], 0.0, 1.0, 5.0) == []
+    assert gaps_between([0.5], [], 0.0, 1.0, 5.0) == []
+
+
+@pytest.mark.parametrize(("now_s", "gaps"), [(None, [1.0, 0.5]), (9.0, [1.0, 0.5, 3.0])])
+def test_between_two_responses_there_is_no_gap(now_s: float | None, gaps: list[float]) -> None:
+    """The second one, sent at 3, begins at 6."""
+    assert gaps_between([0.5, 3.0], TIMES, 0.0, 10.0, now_s) == pytest.approx(gaps)
+    assert gaps_between([0.5, 3.0, 7.0], TIMES, 0.0, 10.0, now_s) == pytest.approx(gaps[:2])
 
 
 def test_requests_that_were_sent_in_a_time_and_one_that_still_waits() -> None:
