@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import HTTPSHandler, ProxyHandler, build_opener
 
+from tokenrouter.loops.slices import short_slices
 from tools.tritonserver.installation import LaunchError
 from tools.tritonserver.ports import usable_port
 from tools.tritonserver.processes import die_with_parent
@@ -100,7 +101,8 @@ class OpenAiServer:
         """Starts the process, also anew after it ended; it ends with the thread that called this."""
         if self._process is not None:
             self._process.wait()  # it has ended: only its entry in the process table is left
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+        with short_slices():
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
 
     def __enter__(self) -> OpenAiServer:
         self.start()

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import struct
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.unit.loops_server import Server
-from tokenrouter.loops.slices import SLICE_NS, shorten_slices
+from tokenrouter.loops.slices import SLICE_NS, short_slices, shorten_slices, usual_slices
 
 _GETATTR = {"x86_64": 315, "aarch64": 275}
 _LINUX = tuple(int(part) for part in platform.release().split(".")[:2]) if sys.platform == "linux" else (0, 0)
@@ -48,6 +49,23 @@ def test_only_the_slice_of_the_thread_that_asks_changes() -> None:
     in_a_thread(ask)
     assert found == [(os.SCHED_OTHER, 19, SLICE_NS)]
     assert scheduling() == mine
+
+
+def test_what_is_started_meanwhile_has_them_and_can_take_them_back() -> None:
+    """A process, as tritonserver is one, and a thread in which an engine's own threads would begin."""
+    mine, found = scheduling(), []
+
+    def ask() -> None:
+        with short_slices(), subprocess.Popen(["sleep", "60"]) as process:
+            found.append(scheduling(process.pid))
+            in_a_thread(lambda: found.append(scheduling()))
+            in_a_thread(lambda: found.append((usual_slices(), *scheduling())))
+            process.kill()
+        found.append(scheduling())
+
+    in_a_thread(ask)
+    policy, nice, _ = mine
+    assert found == [(policy, nice, SLICE_NS), (policy, nice, SLICE_NS), (True, *mine), mine]
 
 
 def test_a_thread_that_is_scheduled_otherwise_stays_so() -> None:

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import psutil
 
+from tokenrouter.loops.slices import short_slices
 from tools.tritonserver.connections import cut_clients
 
 _PR_SET_PDEATHSIG = 1
@@ -39,16 +40,17 @@ class Processes:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: BinaryIO, keep: int, *, mark: str) -> None:
         self._mark = (mark, env[mark])
         self._exit_code: int | None = None
-        self._server = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=env,
-            pass_fds=(keep,),
-            preexec_fn=die_with_parent,
-            start_new_session=True,
-        )
+        with short_slices():  # a token passes three of its threads on its way to the client
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                pass_fds=(keep,),
+                preexec_fn=die_with_parent,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:

@@ -35,6 +35,7 @@ class EngineInfo:
         max_batch: most sequences in one step.
         max_num_tokens: most new tokens in one step over all sequences (caps prefill).
         emulated: true if the tokens do not come from a real model; shown in every output.
+        computes_here: whether a step computes in the thread that called it, instead of waiting for a device.
     """
 
     name: str
@@ -46,6 +47,7 @@ class EngineInfo:
     max_batch: int
     max_num_tokens: int
     emulated: bool = False
+    computes_here: bool = False
 
 
 class EngineRow(msgspec.Struct, frozen=True):

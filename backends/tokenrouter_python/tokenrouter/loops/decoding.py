@@ -16,7 +16,7 @@ from tokenrouter.channel.carrier import Carrier, Connected, Disconnected, Event,
 from tokenrouter.channel.outgoing import reported, send_all
 from tokenrouter.errors import ProtocolError
 from tokenrouter.loops.sleeping import nothing, timeout_s
-from tokenrouter.loops.slices import shorten_slices
+from tokenrouter.loops.slices import shorten_slices, usual_slices
 from tokenrouter.messages import Outcome, Report, ToOrchestrator, decode_for_subserver
 from tokenrouter.policies.cache import Loading, attempt
 
@@ -86,6 +86,7 @@ class DecodingLoop:
         self._thread.join()
 
     def _run(self) -> None:
+        usual_slices()  # not those that Triton passed on, because the engine's own threads inherit them
         try:
             subserver = self._build()
             subserver.listen(self._carrier.wake)
@@ -95,7 +96,8 @@ class DecodingLoop:
             self._carrier.close()
             self._built.set_exception(exc)
             return
-        shorten_slices()  # not before, because the engine's own threads inherit them
+        if not subserver.engine.info.computes_here:  # else it would take the cores from all that only wakes up
+            shorten_slices()
         self._built.set_result(subserver)
         broke = self._turns(subserver)
         try:

@@ -84,6 +84,7 @@ class TorchEngine:
             kv_blocks=blocks,
             max_batch=config.max_batch_size,
             max_num_tokens=config.resolve_num_tokens(device),
+            computes_here=device.type == "cpu",
         )
         self._pool = BlockPool(blocks)
         self._tables = BlockTables(block_tokens=per_block, max_blocks=blocks_needed(max_context, per_block))
