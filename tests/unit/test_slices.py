@@ -8,10 +8,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.loops_server import Server
+from tokenrouter.engines.emulated.engine import EmulatedEngine
 from tokenrouter.loops.slices import SLICE_NS, short_slices, shorten_slices, usual_slices
 
 _GETATTR = {"x86_64": 315, "aarch64": 275}
@@ -80,12 +82,27 @@ def test_a_thread_that_is_scheduled_otherwise_stays_so() -> None:
     assert found == [os.SCHED_BATCH]
 
 
-def test_loops_ask_for_short_slices(serve: Callable[..., Server]) -> None:
+def loops_of(serve: Callable[..., Server]) -> dict[str, list[int]]:
+    """Slices of a server's loops' threads, by kind of loop."""
     before = set(threading.enumerate())
-    server = serve().start("small", "large")
-    server.submit().final()
-    loops = [thread for thread in set(threading.enumerate()) - before if thread.name.startswith(("orch", "decoding"))]
-    assert len(loops) == 3
-    for thread in loops:
-        assert thread.native_id is not None
-        assert scheduling(thread.native_id)[2] == SLICE_NS
+    serve().start("small", "large").submit().final()
+    found: dict[str, list[int]] = {}
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith(("orchestrator", "decoding")):
+            found.setdefault(thread.name.partition("-")[0], []).append(scheduling(thread.native_id or 0)[2])
+    return found
+
+
+def test_loops_ask_for_short_slices(serve: Callable[..., Server]) -> None:
+    assert loops_of(serve) == {"orchestrator": [SLICE_NS], "decoding": [SLICE_NS, SLICE_NS]}
+
+
+def test_a_loop_that_computes_has_the_usual_ones(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Triton passed on to it."""
+    info = EmulatedEngine.info
+    busy = property(lambda engine: replace(info.__get__(engine), computes_here=True))
+    monkeypatch.setattr(EmulatedEngine, "info", busy)
+    usual = scheduling()[2]
+    with short_slices():
+        slices = loops_of(serve)
+    assert slices == {"orchestrator": [SLICE_NS], "decoding": [usual, usual]}
