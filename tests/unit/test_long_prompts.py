@@ -24,16 +24,16 @@ class Limit:
     def __init__(self, most: int) -> None:
         self.most, self.asked = most, list[int]()
 
-    def __call__(self, tokens: int) -> None:
-        self.asked.append(tokens)
-        if tokens >= self.most:
-            raise PromptTooLong(f"{tokens}")
+    def __call__(self, prompt_tokens: int, *, at_least: bool = False) -> None:
+        self.asked.append(prompt_tokens)
+        if prompt_tokens >= self.most:
+            raise PromptTooLong(f"{prompt_tokens} {at_least}")
 
 
 def test_a_text_is_refused_by_its_first_pieces() -> None:
     """A token per byte: a million of them, of which 2,000 suffice."""
     limit = Limit(1000)
-    with pytest.raises(PromptTooLong):
+    with pytest.raises(PromptTooLong, match="16384 True"):
         BUILDER.build(RequestFields(text_input="x" * 1_000_000, max_tokens=1), check_length=limit)
     assert limit.asked == [250_000, tokenization._PIECE // 2]
 

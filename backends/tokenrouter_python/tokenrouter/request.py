@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from tokenizers import Tokenizer
@@ -174,6 +174,16 @@ class GenerationRequest:
     trace: Any = None
 
 
+class LengthCheck(Protocol):
+    """Told the number of a prompt's tokens, or how many it has at least; raises what refuses the request."""
+
+    def __call__(self, prompt_tokens: int, *, at_least: bool = False) -> None: ...
+
+
+def unchecked(prompt_tokens: int, *, at_least: bool = False) -> None:
+    """Any length will do."""
+
+
 @dataclass(frozen=True)
 class RequestBuilder:
     """Turns fields into a `GenerationRequest`.
@@ -201,7 +211,7 @@ class RequestBuilder:
         fields: RequestFields,
         *,
         timeout_ns: int | None = None,
-        check_length: Callable[[int], None] = lambda _: None,
+        check_length: LengthCheck = unchecked,
     ) -> GenerationRequest:
         """Validates everything that can be known without the models' limits.
 
@@ -230,7 +240,7 @@ class RequestBuilder:
             explain=self._explains(fields),
         )
 
-    def _prompt(self, fields: RequestFields, check_length: Callable[[int], None]) -> tuple[str, list[int]]:
+    def _prompt(self, fields: RequestFields, check_length: LengthCheck) -> tuple[str, list[int]]:
         if fields.text_input is not None and fields.input_ids is not None:
             raise InvalidRequest("both text_input and input_ids are given; send one of them")
         if fields.input_ids is not None:
@@ -259,13 +269,13 @@ class RequestBuilder:
             )
         return fields.text_input, tokens
 
-    def _check_long(self, text: str, check_length: Callable[[int], None]) -> None:
+    def _check_long(self, text: str, check_length: LengthCheck) -> None:
         """Refuses a text that is much too long before all of it is encoded; others are not encoded twice."""
         try:
             check_length(len(text) // _CHARACTERS)
         except PromptTooLong:
             for tokens in surely_tokens(self.tokenizer, text):
-                check_length(tokens)
+                check_length(tokens, at_least=True)
 
     def _explains(self, fields: RequestFields) -> bool:
         """An explanation is kept until the end, so a response that has one is short."""

@@ -65,7 +65,7 @@ class Admission:
         tokens, text = min(limits, key=itemgetter(0), default=(generation.kv_tokens, ""))
         return _too_long(generation, text) if generation.kv_tokens > tokens else None
 
-    def check_length(self, prompt_tokens: int) -> None:
+    def check_length(self, prompt_tokens: int, *, at_least: bool = False) -> None:
         """Refuses a prompt for which no model has room, whatever the request visits, so that nothing is made of it.
 
         Raises:
@@ -79,7 +79,8 @@ class Admission:
         tokens, text = max(limits, key=itemgetter(0))
         if prompt_tokens >= tokens:
             raise PromptTooLong(
-                f"prompt ({prompt_tokens} tokens or more) + max_tokens (at least 1); {text}: shorten the prompt"
+                f"prompt ({'at least ' if at_least else ''}{prompt_tokens} tokens) + max_tokens (at least 1); {text}: "
+                "shorten the prompt"
             )
 
     def given_up(self, generation: Generation, *, now_ns: int) -> ModelUnavailable | None:

@@ -130,9 +130,9 @@ class Orchestrator(Speculating):
         """Whether `route` need not load this policy; callable from any thread."""
         return self._policies.found(policy) is not None
 
-    def check_length(self, prompt_tokens: int) -> None:
+    def check_length(self, prompt_tokens: int, *, at_least: bool = False) -> None:
         """See `Admission.check_length`; callable from any thread."""
-        self._admission.check_length(prompt_tokens)
+        self._admission.check_length(prompt_tokens, at_least=at_least)
 
     def submit(
         self, request: GenerationRequest, *, now_ns: int, arrived_ns: int | None = None, route: Route | None = None
