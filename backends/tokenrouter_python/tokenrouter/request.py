@@ -270,7 +270,7 @@ class RequestBuilder:
         return fields.text_input, tokens
 
     def _check_long(self, text: str, check_length: LengthCheck) -> None:
-        """Refuses a text that is much too long before all of it is encoded; others are not encoded twice."""
+        """Refuses a text that is much too long before all of it is encoded; one that only looks so is encoded twice."""
         try:
             check_length(len(text) // _CHARACTERS)
         except PromptTooLong:
